@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import settings
+import trueup
 from setting_changes.options import CHANGES
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.findings import with_names
@@ -545,6 +547,18 @@ def test_a_weight_of_another_shape_and_what_makes_a_loss_have_their_settings() -
     assert not with_causes(culprits[1:], *sides)[0][0].cause
 
 
+def test_what_a_script_was_told_explains_weights_of_that_shape_and_the_model_that_holds_them() -> None:
+    sides = [{"settings": {"arguments": {"hidden_dim": n}}} for n in (16, 32)]
+    made = dataclasses.replace(slot("", "", "output.0"), shape=("(60, 16)", "(60, 32)"))
+    drawn = finding(rule="random", slots=(made,), op="torch.Tensor.normal_")
+    model = finding("operator", level="module", step=1, op="GCN")
+    inner = dataclasses.replace(model, scope="gc1")
+    kept, _ = with_causes([drawn, model, inner], *sides)
+    assert [(one.cause, one.alike, one.scope) for one in kept] == [
+        ("hidden_dim: 16 in the baseline, 32 in the candidate", 1, ""), ("", 0, "gc1"),
+    ]  # fmt: skip
+
+
 def test_weights_that_begin_otherwise_do_not_follow_from_micro_batches() -> None:
     passes = "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up"
     drawn, data = finding("region", op="tf.raw_ops.StatelessRandomNormalV2"), finding("input", op="split")
@@ -556,3 +570,53 @@ def test_what_moves_a_weight_against_its_gradient_is_named_as_the_script_was_tol
     sides = [{"settings": {"arguments": {"lr": lr, "clip": 0.5}}} for lr in (2.0, 1.0)]
     moved = finding(op="torch.Tensor.add_", slots=(slot('{"alpha": -2.0}', '{"alpha": -1.0}'),))
     assert [one.cause for one in with_causes([moved], *sides)[0]] == ["lr: 2.0 in the baseline, 1.0 in the candidate"]
+
+
+def operators(path: Path, first: float = 1.0, data: float = 1.0, smoothing: float = 0.0) -> Path:
+    """Record two steps at level aten alone."""
+    torch.manual_seed(0)
+    with trueup.capture(path, level=("aten",)):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+        with torch.no_grad():
+            model[2].weight.copy_(torch.tensor([[first * n for n in range(4)]] * 3) / 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            given = torch.tensor([[data * n for n in range(8)]] * 2) / 8
+            loss = torch.nn.functional.cross_entropy(model(given), torch.tensor([0, 2]), label_smoothing=smoothing)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"first": 2.0}, "initial weights of 1 of 4 parameters differ (2)"),
+        ({"data": 2.0}, "batches differ from step 0 on"),
+        ({"smoothing": 0.1}, "only the candidate runs aten::sum, aten::neg, "),
+    ],
+)
+def test_operators_alone_show_what_runs_begin_with(tmp_path: Path, change: dict[str, float], says: str) -> None:
+    """No call of a module is recorded: what operators inside read is a weight where the optimizer reads it, too."""
+    base = tmp_path.parent / "operators"
+    result = trueup.compare(base if base.exists() else operators(base), operators(tmp_path / "other", **change))
+    assert result.sentence.splitlines()[0].startswith(f"DEVIATES  {says}"), result.sentence
+    assert len(result.culprits) == 1, result.sentence
+
+
+def test_devices_draw_different_numbers_from_one_seed() -> None:
+    def said(**facts: Any) -> str:
+        one = finding("random", op="torch.nn.functional.dropout", **facts)
+        return "\n".join(verdict_lines("deviates", [one], [], [], [], {}, otherwise=Otherwise(devices=("cpu", "npu"))))
+
+    assert "devices draw different numbers from one seed (cpu in the baseline, npu in the candidate): draw with a CPU" in said()
+    assert "devices draw" not in said(cause="seed of torch: 0 in the baseline, 7 in the candidate")
+
+
+def test_advice_fits_ties_and_what_the_calls_show() -> None:
+    ties = Why.NOT_COMPARED(1, Why.TIES(), None)
+    lines = verdict_lines("inconclusive", [], [], [], ["a note", ties], {"compared": 3, "incomparable": 1})
+    assert lines[-1].strip().startswith("next: sort stably in both runs")
+    lines = verdict_lines("inconclusive", [], [], [], [], {"compared": 3}, otherwise=Otherwise(seen="gradients are clipped"))
+    assert lines[-1].strip() == "next: let the candidate do there what the baseline does, and compare again"

@@ -16,6 +16,7 @@ import torch
 import trueup
 from compat import pasting, small
 from readers.captures import imported, tensor
+from readers.kernel_writers import kernel
 from trueup import TrueupError, simdev
 from trueup.foundation.kernels.metrics import Msaccucmp
 from trueup_compat.dumper import compare, dumper, extract, install
@@ -189,10 +190,10 @@ def test_dumps_of_kernels_become_numpy_files(
     packed, plain = _message((1, b"\x02\x03")), _message((1, 300), (1, 1))
     output, put = _message((1, 1), (2, 3), (3, plain), (6, made.nbytes + 32)), _message((1, 2), (2, 2), (3, packed), (5, 12))
     header = _message((1, b"2.0"), (3, output), (4, put))
-    dumps, name = tmp_path / "dump", "Pooling.pool1.1147.1589195081588018"
+    dumps, dump = tmp_path / "dump", "Pooling.pool1.1147.1589195081588018"
     dumps.mkdir()
     body = given.tobytes() + made.tobytes() + bytes(32)  # a device pads
-    (dumps / name).write_bytes(len(header).to_bytes(8, "little") + header + body)
+    (dumps / dump).write_bytes(len(header).to_bytes(8, "little") + header + body)
     np.save(dumps / "add_.add_1.1.0.5.output.0.npy", given)
     (dumps / "cut").write_bytes(len(header).to_bytes(8, "little") + header + body[:9])
     (dumps / "none").write_bytes(b"\xff" * 40)
@@ -202,11 +203,29 @@ def test_dumps_of_kernels_become_numpy_files(
         main()
     assert ended.value.code == 0
     said = capsys.readouterr().out.splitlines()
-    expected = [f"{name}.output.0 is in a private format", "cut is no dump", "none is no dump"]
+    expected = [f"{dump}.output.0 is in the private format NC1HWC0", "cut is no dump", "none is no dump"]
     assert [line.partition(":")[0] for line in said[-4:-1]] == expected
     assert said[-1].startswith("3 tensors in ")
     for slot, value in (("input.0", given), ("output.0", made)):
-        assert np.array_equal(np.load(tmp_path / "numpy" / f"{name}.{slot}.npy"), value)
+        assert np.array_equal(np.load(tmp_path / "numpy" / f"{dump}.{slot}.npy"), value)
+    five = kernel(tmp_path / "five", (np.ones((2, 1, 3, 3, 16), np.float16), "NC1HWC0", (2, 9, 3, 3)))
+    for options, ending in (("-f NHWC -s 2,3,3,9", "2x3x3x9.npy"), ("-f NCHW -t bin", "2_9_3_3.float16.NCHW.bin")):
+        monkeypatch.setattr("sys.argv", ["x", "convert", "-d", f"{five},{five}", "-out", str(tmp_path), *options.split()])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        assert (tmp_path / f"five.output.0.{ending}").is_file()
+    for options in ("-f HCNW", "-s 1,2", "-f ND -o 0 -i 0", "-t pt", "-c scripts", "-f NCDHW"):
+        monkeypatch.setattr("sys.argv", ["x", "convert", "-d", str(five), "-out", str(tmp_path), *options.split()])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+    npy = str(tmp_path / "numpy" / f"{dump}.output.0.npy")
+    for other, code in ((npy, 0), (str(tmp_path / "numpy" / "add_.add_1.1.0.5.output.0.npy"), 2)):
+        monkeypatch.setattr("sys.argv", ["x", "file_compare", "-m", other, "-g", npy, "-out", str(tmp_path)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
     old = tmp_path / "old"  # version 1: the bytes are in the message
     old.write_bytes(_message((4, _message((1, 2), (3, packed), (4, given.tobytes())))))
     assert convert(old, tmp_path / "numpy", version=1) == (1, [])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import trueup
+from readers.kernel_writers import kernel
 from trueup import TrueupError
 from trueup_compat.ptdbg_ascend import shell
 from trueup_compat.ptdbg_ascend.batch import COLUMNS
@@ -67,6 +68,21 @@ def test_a_file_and_the_rows_of_a_dump(capsys: pytest.CaptureFixture[str]) -> No
     assert "[Functional_relu_0_forward_input.0][dtype: torch.float32][shape: [2]][max: 2.0]" in capsys.readouterr().out
 
 
+def test_dumps_of_kernels_are_read_without_cann(capsys: pytest.CaptureFixture[str]) -> None:
+    images = np.arange(2 * 16 * 3 * 3, dtype=np.float16).reshape(2, 1, 3, 3, 16)
+    for folder, fault, time in (("d_npu", 1, "1589195081588018"), ("d_bench", 0, "1589195081599999")):
+        kernel(Path(folder) / f"Conv2D.conv1.3.7.{time}", (images + np.float16(fault), "NC1HWC0", (2, 9, 3, 3)))
+        kernel(Path(folder) / f"Relu.relu.4.7.{time}", (images, "ND", ()))
+    assert shell.execute("cad -m d_npu -out npy") == 0
+    assert sorted(np.load(path).shape for path in Path("npy").iterdir()) == [(2, 1, 3, 3, 16)] * 2
+    assert shell.execute("dc -n d_bench/Conv2D.conv1.3.7.1589195081599999 -f NCHW") == 0
+    (made,) = Path("parse_data").iterdir()
+    assert made.name == "Conv2D.conv1.3.7.1589195081599999.output.0.2x9x3x3.npy"
+    assert np.array_equal(np.load(made), images[:, 0].transpose(0, 3, 1, 2)[:, :9])
+    assert shell.execute("vc -m d_npu -g d_bench -out table") == 1
+    assert "2 files: 1 bitwise equal" in capsys.readouterr().out
+
+
 def test_any_other_word_is_a_command_of_the_shell(capfd: pytest.CaptureFixture[str]) -> None:
     assert shell.execute("run echo ran; ls npu | wc -l") == 0
     assert shell.execute("echo so did this") == 0
@@ -80,11 +96,11 @@ def test_any_other_word_is_a_command_of_the_shell(capfd: pytest.CaptureFixture[s
     ("line", "message"),
     [
         ("vc -m npu -g none", "none is no folder"),
-        ("vc -m . -g bench", r"holds other files than \.npy\.\n.*msaccucmp"),
+        ("vc -m . -g bench", r"holds what is neither \.npy nor a dump|nothing to convert"),
         ("cn -m npu/same.npy", "Missing option '-g'.*\n  got:      cn -m npu/same.npy\n  next:     cn -h"),
         ("pt -n dump.pkl", "cannot be read as .npy"),
-        ("dc -n dump -f NCHW", "dc decodes dumps of an Ascend device's kernels"),
-        ("cad -m dump", "cad decodes"),
+        ("dc -n dump.pkl -f HCNW", "-f is refused.\n  expected: ND, NCHW"),
+        ("cad -m dump", "nothing to convert"),
         ("pk -f none -n x", "none cannot be read"),
         ("pt -n 'x", "No closing quotation"),
     ],
@@ -100,7 +116,7 @@ def test_lines_that_are_piped_in_run_up_to_exit(capsys: pytest.CaptureFixture[st
         shell.main()
     assert ended.value.code == 2
     said, complained = capsys.readouterr()
-    assert [line.split()[0] for line in said.splitlines()[1:]] == ["vc", "cn", "pt", "pk", "help", "exit"]
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["vc", "cn", "pt", "pk", "cad", "dc", "help", "exit"]
     assert complained == "trueup: Missing option '-g' / '--golden_dump_path'.\n  got:      vc -m npu\n  next:     vc -h\n"
 
 

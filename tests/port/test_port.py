@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,8 +40,15 @@ def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
     return (tmp_path / "out" / "train.py").read_bytes().decode()
 
 
-def expected(after: str, to: str) -> str:
-    return HEAD + ("import torch_npu\n" if to == "npu" else "") + after + "\n"
+ASKS = (
+    "kind = str(x.device)", "y = x.device.type", "y = 'cuda' in", "y = str(x.device).starts", "os.environ['CUDA",
+    "match x.device.type", "def f(d):\n    return {",
+)  # fmt: skip
+"""Beginnings of cases that only ask about a device, which import nothing for it."""
+
+
+def expected(before: str, after: str, to: str) -> str:
+    return HEAD + ("import torch_npu\n" if to == "npu" and not before.startswith(ASKS) else "") + after + "\n"
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -51,7 +59,7 @@ def test_what_must_change(tmp_path: Path, case: tuple[str, str, str], to: str) -
     if after == before:
         assert new == f"{HEAD}{before}\n"
     else:
-        assert new == expected(after, to)
+        assert new == expected(before, after, to)
     ast.parse(new)
 
 
@@ -111,6 +119,8 @@ KERNELS = {
     "model.py": "import torch\ntry:\n    from ops import Scan\n    fast = True\nexcept ImportError:\n    fast = False\n\n\n"
     "def scan(x):\n    if fast and x.device.type == 'cuda':\n        return Scan.apply(x)\n    return x.cumsum(0)\n\n\n"
     "def plain(x):\n    return x if x.is_cuda else x.cuda()\n",
+    "cudnn.py": "import torch\n\n\ndef can(x):\n    if not torch.backends.cudnn.enabled or x.device.type != 'cuda':\n"
+    "        return False\n    return True\n",
     "plugin.py": "import torch\nfrom torch.utils.cpp_extension import load\n_plugin = None\n\n\n"
     "def begin():\n    global _plugin\n    try:\n"
     "        _plugin = load('act', ['act.cu'])\n    except Exception:\n        pass\n    return _plugin is not None\n\n\n"
@@ -134,7 +144,7 @@ def test_what_guards_kernels_asks_about_cuda(tmp_path: Path) -> None:
     reasons = {(one.path, one.line): (one.reason.partition(":")[0], one.look) for one in result.seen}
     assert reasons["ops.py", 2] == ("kernels in CUDA, built by setup.py", True)
     assert reasons["plugin.py", 9] == ("kernels in CUDA, built here", False)
-    assert reasons["model.py", 10][0] == "it guards kernels in CUDA"
+    assert reasons["model.py", 10][0] == reasons["cudnn.py", 5][0] == "it guards kernels in CUDA, or cuDNN's"
 
 
 @pytest.mark.usefixtures("autoloaded")
@@ -612,6 +622,21 @@ def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.usefixtures("autoloaded")
+def test_the_proof_of_the_page(
+    tmp_path: Path, warm: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = PAGE.split("## What is proved", 1)[1]
+    Path("train.py").write_text(section.split("```python\n", 1)[1].split("```", 1)[0])
+    command, _, printed = section.split("```console\n$ ", 1)[1].split("```", 1)[0].partition("\n")
+    assert main([word if word != "python train.py" else f"{warm} train.py" for word in shlex.split(command)[1:]]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    first, last = " ".join(printed.split()).split(" ... ")
+    assert said.startswith(first)
+    assert said.endswith(last)
+
+
 def test_the_page_shows_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -645,3 +670,33 @@ def test_a_port_that_uses_no_device_is_not_proved(tmp_path: Path, warm: str) -> 
     proof = proving.prove(tmp_path / "train.py", tmp_path / "out", f"{warm} train.py", steps=1)
     assert proof.exit_code == 2
     assert "nothing of the port ran on the device" in proof.sentence
+
+
+def test_what_chooses_a_device_outside_of_the_scripts(tmp_path: Path) -> None:
+    """Nothing of it is rewritten; each line is listed, with what to say there."""
+    settings = '{"backend": "nccl", "device": "cuda:1", "name": "cuda", "words": ["cuda", "x"],\n "cuda": 3}\n'
+    (tmp_path / "settings.json").write_text(settings)
+    (tmp_path / "run.sh").write_text("# CUDA_VISIBLE_DEVICES=0\nCUDA_VISIBLE_DEVICES=1 python train.py /data/cuda\n")
+    (tmp_path / "train.py").write_text(
+        "import argparse\nimport json\nimport torch\nfrom torch.distributed import init_process_group\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--backend')\nparser.add_argument('--own', default='nccl')\n"
+        "args, settings = parser.parse_args(), json.load(open('settings.json'))\n"
+        "init_process_group(backend=settings['backend'])\ninit_process_group(args.backend)\ninit_process_group(args.own)\n"
+        "device = torch.device(settings['device'])\ntorch.ones(2).to(settings['dtype']).to(device)\n"
+    )
+    result = port(tmp_path, tmp_path / "out", to="npu")
+    listed = [(one.path, one.line, one.reason.rpartition(": ")[2]) for one in result.look]
+    assert listed == [
+        ("train.py", 9, "say hccl where it says nccl"), ("train.py", 10, "say hccl where it says nccl"),
+        ("train.py", 12, "say npu where it says cuda"), ("run.sh", 2, "an NPU reads ASCEND_RT_VISIBLE_DEVICES"),
+        ("settings.json", 1, "say hccl where it says nccl"),
+    ]  # fmt: skip
+    assert [one.path for one in result.changed] == ["train.py"]
+
+
+def test_what_only_asks_about_a_device_imports_nothing_for_it(tmp_path: Path) -> None:
+    text = "import torch\ny = x.device.type == 'cuda' and float(torch.version.cuda) > 11\n"
+    asked = text.replace("'cuda'", "'npu'").replace("torch.version.cuda", '(torch.version.cuda or "0.0")')
+    assert ported(tmp_path, text, "npu") == asked
+    moved = ported(tmp_path, f"{text}x.cuda()\n", "npu")
+    assert moved.startswith("import torch\nimport torch_npu\n")

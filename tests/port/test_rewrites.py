@@ -19,14 +19,15 @@ from trueup.simdev.equivalence import judged
 ROWS = {row.id: row for row in catalogue()}
 
 
-def script(line: str, *, head: str = "import torch\nimport apex\nimport numpy\n") -> str:
+def script(line: str, *, head: str = "import torch\nimport apex\nimport math\nimport numpy\n") -> str:
     return f"{head}def f(x, y, z, b, g, c, h, w, e, l, a, p, q, index, i):\n    {line}\n    return y\n"
 
 
 def held(row: Rewrite) -> str:
     """Return a line of a script that has the form of a row."""
-    values = {"V": "1.5", "M": "x > y", "S": "16"}
-    line = CAPITALS.sub(lambda found: values.get(found.group(), found.group().lower()), row.before)
+    values = {"V": "1.5", "M": "x > y", "S": "16", "N": "x.device"}
+    before = row.before.replace("**K", "dtype=torch.long").replace("*S", "3, 4")
+    line = CAPITALS.sub(lambda found: values.get(found.group(), found.group().lower()), before)
     return line if "] = " in row.before else f"y = {line}"
 
 
@@ -76,12 +77,51 @@ def test_a_chain_of_assignments_is_one_expression() -> None:
     steps = ["x = x.view(b, g, c, h, w)", "# a remark", "x = torch.transpose(x, 1, 2).contiguous()", "y = x.reshape(b, -1, h, w)"]
     chain = "\n    ".join(steps)
     found = find(Path("train.py"), script(chain).replace("return y", "return y, 1"), range(1, 99))
-    assert [(one.row.id, one.first, one.last) for one in found] == [("channel-shuffle", 5, 8)]
+    assert [(one.row.id, one.first, one.last) for one in found] == [("channel-shuffle", 6, 9)]
     read_between = script(chain.replace("# a remark", "print(x)"))
     assert names(read_between) == []
     renamed = script(chain.replace("x = x.view", "v = x.view").replace("transpose(x,", "transpose(v,"))
     assert names(renamed) == ["channel-shuffle"]
     assert names(renamed.replace("return y", "return v")) == []
+
+
+F = "import math\nimport torch\nimport torch.nn.functional as F\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "after"),
+    [
+        ("silu", "y = x.mul(x.sigmoid())", "y = torch.nn.functional.silu(x)"),
+        ("silu", "y = b + F.sigmoid(x) * x / 3", "y = b + torch.nn.functional.silu(x) / 3"),
+        ("mish", "y = x * F.softplus(x).tanh()", "y = torch.nn.functional.mish(x)"),
+        ("gelu", "y = x * 0.5 * (1.0 + torch.erf(x / 1.4142135623730951))", "y = torch.nn.functional.gelu(x)"),
+        (
+            "gelu-tanh", "y = 0.5 * x * (torch.tanh((x + 0.044715 * x ** 3) * math.sqrt(2 / math.pi)) + 1)",
+            "y = torch.nn.functional.gelu(x, approximate='tanh')",
+        ),
+        (
+            "attention-by-hand",
+            "z = torch.matmul(q, p.transpose(-2, -1)) / math.sqrt(h)\n    w = F.softmax(z, dim=-1)\n    y = w @ x",
+            "y = torch.nn.functional.scaled_dot_product_attention(q, p, x, scale=1 / math.sqrt(h))",
+        ),
+        (
+            "shuffle-and-halve", "y, z = x.view(b, g, c // g, h, w).transpose(1, 2).reshape(b, -1, h, w).chunk(2, dim=1)",
+            "y, z = tuple(",
+        ),
+        (
+            "made-on-the-host-arange", "y = F.one_hot(torch.arange(h).to(x.device), c)",
+            "y = F.one_hot(torch.arange(h, device=x.device), c)",
+        ),
+        (
+            "made-on-the-host-zeros", "y = torch.zeros(b, *h, dtype=x.dtype).to(e.device)",
+            "y = torch.zeros(b, *h, dtype=x.dtype, device=e.device)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_row_is_found_as_it_is_written(name: str, line: str, after: str) -> None:
+    (found,) = find(Path("train.py"), script(line, head=F), range(1, 99))
+    assert found.row.id == name
+    assert found.after.strip().startswith(after)
 
 
 def test_lines_that_did_not_run_or_are_shared_are_left() -> None:

@@ -126,6 +126,10 @@ def test_a_word_that_is_broken() -> None:
     kept = by_hand(said("", "clip"), said("clip"))  # the call was mended
     assert (kept.holds, kept.left, len(kept.undone)) == (True, ("clip",), 1)
     assert not by_hand(said("", "clip"), said("", "clip")).gone
+    before = said("p: 1, 2", notes="\nnote: besides, gradients are clipped in the candidate only: square, sum")
+    changed = "gradients are changed in the candidate only, as by clipping, between backward and optimizer: mul_"
+    assert by_hand(before, said(changed)).holds  # that it is clipping is known where more of it is seen
+    assert by_hand(said("p: 1, 2", "decay: 1, 0"), said("decay: 1, 0; parameters: 3, 4")).holds  # a part of what was named
     order = "batches in another order from step 0: DataLoader seed: 0, 7"
     assert by_hand(said(order, "clip"), said("clip")).undone == ("DataLoader seed: 0, 7",)
 

@@ -273,6 +273,7 @@ def _groups(first: Mapping[str, Any], second: Mapping[str, Any], kind: str, last
         for name in dict.fromkeys(name for _, name in (*lives[0], *lives[1])):
             here, there = (_distinct(begin for (_, own), ((_, begin), *_) in life.items() if own == name) for life in lives)
             if here != there:
+                here, there = (here[0], there[0]) if len(here) == 1 == len(there) else (here, there)
                 yield Setting("optimizer", kind, name, here, there, severity("optimizer", name))
         return
     for at, name in dict.fromkeys((*lives[0], *lives[1])):

@@ -38,6 +38,8 @@ MOST_SHAPES = 8
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 _LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 FILLED = ("aten::fill_", "aten::full", "aten::full_like", "aten::zero_", "aten::zeros", "aten::zeros_like", "aten::new_zeros")
+MASKED = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put")
+"""Operators that write where a mask is true: a device that compiles for shapes counts the places first."""
 Key = tuple[str, str, str, tuple[str, ...], tuple[str, int, str] | None, str]
 
 
@@ -112,6 +114,8 @@ class Shapes:
             result = _to_meta(made)
             if plan.on_host:
                 why, result = None, tuple(one if at in plan.on_host else result[at] for at, one in enumerate(made))
+        if why is None and plan.name.partition(".")[0] in MASKED and _by_mask(args[1]):
+            why = "mask"
         self._note(func, plan, args, kwargs, result, why)
         self._know(plan, args, kwargs, result)
         for one in hosted:
@@ -204,6 +208,10 @@ def begin() -> None:
     """Begin with what the environment asks for."""
     steps = os.environ.get(STEPS)
     Shapes(Path(os.environ[INTO]), int(steps) if steps else None).begin()
+
+
+def _by_mask(indices: Any) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indices)
 
 
 def _written(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

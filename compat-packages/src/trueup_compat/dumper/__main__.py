@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trueup.exchange.readers.kernel_layouts import TARGETS
 from trueup.foundation.model import TrueupError
 
 ABOUT = "Compare files of torch.utils.dumper, take some of one, convert dumps of kernels."
@@ -48,18 +49,51 @@ def extract(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Option("-d", metavar="FILE|DIR", help="A dump of a kernel, or a folder of them.")],
-    out: Annotated[Path, typer.Option("-out", "--out", metavar="DIR", help="Where the NumPy files go.")] = Path(),
-    version: Annotated[int, typer.Option("-v", min=1, max=2, help="1: files that are one protobuf; 2: with the bytes behind.")] = 2,
+    source: Annotated[str, typer.Option("-d", "--dump_file", metavar="FILE|DIR[,...]", help="Dumps of kernels, or a folder.")],
+    out: Annotated[Path, typer.Option("-out", "--output", "--out", metavar="DIR", help="Where the files go.")] = Path(),
+    version: Annotated[int, typer.Option("-v", "--version", min=1, max=2, help="1: one protobuf; 2: the bytes lie behind.")] = 2,
+    layout: Annotated[str, typer.Option("-f", "--format", help=f"Order of the axes: {', '.join(TARGETS)}.")] = "",
+    shape: Annotated[str, typer.Option("-s", "--shape", metavar="1,3,224,224", help="With -f: sizes without padding.")] = "",
+    put: Annotated[int, typer.Option("-i", "--input_tensor", min=-1, metavar="N", help="This input alone.")] = -1,
+    output: Annotated[int, typer.Option("-o", "--output_tensor", min=-1, metavar="N", help="This output alone.")] = -1,
+    kind: Annotated[str, typer.Option("-t", "--type", help="npy, or bin: bare bytes.")] = "npy",
+    script: Annotated[str, typer.Option("-c", "--custom_script_path", hidden=True)] = "",
 ) -> None:
     """Write each tensor of kernel dumps as a NumPy file."""
     from trueup.foundation.words.wording import counted
+    from trueup_compat.dumper.converting import Wish
     from trueup_compat.dumper.converting import convert as convert_dumps
 
-    if not source.exists():
-        raise TrueupError(f"There is nothing to convert.\n  where:    {source}\n  expected: a dump, or a folder\n  got:      none")
-    written, said = convert_dumps(source, out, version=version)
+    for option, got, wanted in (("-f", layout or "ND", TARGETS), ("-t", kind, ("npy", "bin")), ("-c", script, ("",))):
+        if got not in wanted:
+            expected = ", ".join(wanted) or "no script, none is run"
+            raise TrueupError(f"{option} is refused.\n  expected: {expected}\n  got:      {got}")
+    sizes = tuple(int(size) for size in shape.split(",") if size.isdecimal())
+    if shape and (len(sizes) != len(shape.split(",")) or 0 in sizes or not layout):
+        raise TrueupError(f"-s is refused.\n  expected: sizes such as 1,3,224,224, beside -f\n  got:      {shape}")
+    if put >= 0 and output >= 0:
+        raise TrueupError("-i and -o name one tensor: leave one of them out")
+    sources = [Path(one) for one in source.split(",")]
+    for one in sources:
+        if not one.exists():
+            raise TrueupError(f"There is nothing to convert.\n  where:    {one}\n  expected: a dump, or a folder\n  got:      none")
+    slot = f"input.{put}" if put >= 0 else f"output.{output}" if output >= 0 else None
+    written, said = convert_dumps(sources, out, version=version, wish=Wish(layout or None, sizes, slot, kind == "bin"))
     typer.echo("\n".join([*said, f"{counted(written, 'tensor')} in {out}"]))
+
+
+@app.command("file_compare")
+def file_compare(
+    mine: Annotated[Path, typer.Option("-m", metavar="NPY", help="My tensor.")],
+    golden: Annotated[Path, typer.Option("-g", metavar="NPY", help="The golden tensor.")],
+    out: Annotated[Path, typer.Option("-out", "--output", metavar="DIR", help="Where the table goes.")] = Path(),
+) -> None:
+    """Measure two NumPy files in msaccucmp's columns; exit code 0 if they are equal."""
+    from trueup_compat.dumper.comparing import compare_arrays
+
+    table, rows, equal = compare_arrays(mine, golden, out)
+    typer.echo("\n".join([*(f"{name:<25} {value}" for name, value in rows if value != ""), f"table: {table}"]))
+    raise typer.Exit(0 if equal else 2 if equal is None else 1)
 
 
 def main() -> None:

@@ -15,10 +15,12 @@ from typing import Any
 
 from trueup.comparison.result.comparing import compare as compare_captures
 from trueup.doors.report.saving import replaced, save, text_cell
+from trueup.doors.report.tensor_view import read_npy
 from trueup.exchange.readers import hdf5 as reader
 from trueup.exchange.readers import import_dump
 from trueup.exchange.readers.arrays import BROKEN, reason
 from trueup.exchange.readers.dump import ForeignCall, ForeignTensor, Notes, Tree, UnreadableError
+from trueup.foundation.kernels import digest
 from trueup.foundation.kernels.metrics import Msaccucmp
 from trueup.foundation.model import Result, TrueupError
 from trueup_compat.dumper.hdf5 import h5py
@@ -120,15 +122,32 @@ def _row(mine: _Slot | None, golden: _Slot | None, here: Any, there: Any) -> Seq
         arrays = [reader.load(file[slot.tensor.name], slot.tensor.dtype) for file, slot in ((there, golden), (here, mine))]
     except (UnreadableError, *BROKEN) as error:
         return [*head, *[ABSENT] * 10, f"cannot be read: {error if isinstance(error, UnreadableError) else reason(error)}"]
-    if arrays[0].shape != arrays[1].shape:
-        return [*head, *[ABSENT] * 10, f"shapes differ: {list(arrays[1].shape)}, golden {list(arrays[0].shape)}"]
-    if not arrays[0].size:
-        return [*head, *[ABSENT] * 10, "the tensors are empty"]
+    return [*head, *_compared(*arrays)]
+
+
+def _compared(golden: Any, mine: Any) -> list[Any]:
+    """Return the ten measures of two arrays, and why there are none."""
+    if golden.shape != mine.shape:
+        return [*[ABSENT] * 10, f"shapes differ: {list(mine.shape)}, golden {list(golden.shape)}"]
+    if not golden.size:
+        return [*[ABSENT] * 10, "the tensors are empty"]
     try:
-        said = "a single element: its cosine is the sign" if arrays[0].size == 1 else ""
-        return [*head, *_measures(Msaccucmp.of(arrays[0], arrays[1])), said]
+        said = "a single element: its cosine is the sign" if golden.size == 1 else ""
+        return [*_measures(Msaccucmp.of(golden, mine)), said]
     except TypeError as error:
-        return [*head, *[ABSENT] * 10, str(error)]
+        return [*[ABSENT] * 10, str(error)]
+
+
+def compare_arrays(mine: Path, golden: Path, output: Path) -> tuple[Path, list[tuple[str, Any]], bool | None]:
+    """Compare two ``.npy`` files; return the table, ``file_result_{time}.csv``, its columns and values, and whether the elements
+    are equal (None: could not tell). Raises TrueupError if a file cannot be read."""
+    there, here = read_npy(golden), read_npy(mine)
+    row = [0, mine.stem, str(mine), str(golden), here.dtype.name, "x".join(map(str, here.shape)) or "()", *_compared(there, here)]
+    path = output / f"file_result_{datetime.now():%Y%m%d%H%M%S}.csv"
+    with replaced(path, "a file for the table") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([COLUMNS, [text_cell(cell) if isinstance(cell, str) else cell for cell in row]])
+    equal = there.dtype == here.dtype and digest(there) == digest(here) if there.shape == here.shape else None
+    return path, list(zip(COLUMNS, row, strict=True)), equal
 
 
 def _measures(found: Msaccucmp) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,10 +21,8 @@ from trueup.foundation.model import TrueupError
 
 COLUMNS = ("NPU File Name", "Bench File Name", "Mean", "Bench Mean", "Md5 Consistency", "Max Abs Error", "Max Relative Error")
 UNKNOWN = "N/A"
-ACL = (
-    "vc of two dumps of an Ascend device's kernels is msaccucmp's, which is part of CANN: Trueup compares folders of .npy files.\n"
-    "  next:     convert both with CANN's msaccucmp (convert -t npy), then vc; or trueup import each, and trueup compare"
-)
+TIME = re.compile(r"\.\d{8,}(?=\.(?:in|out)put\.\d+\.npy$)")
+"""When a kernel ran, in the name of its dump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class Batch:
 
 
 def compare_folders(npu: Path, bench: Path, output: Path) -> Batch:
-    """Compare the files of two folders that have the same names; write ``batch_compare_{time}.csv``.
+    """Compare the files of two folders that have the same names; write ``batch_compare_{time}.csv``. Dumps of kernels become
+    ``.npy`` first, beside the table; the time in their names is passed over.
 
     Args:
         npu: of the device under suspicion.
@@ -59,9 +60,9 @@ def compare_folders(npu: Path, bench: Path, output: Path) -> Batch:
         output: folder of the table.
 
     Raises:
-        TrueupError: a folder is none, or holds anything but ``.npy``.
+        TrueupError: a folder is none, or holds neither.
     """
-    sides = [_files(folder) for folder in (npu, bench)]
+    sides = [_files(folder, output / side) for folder, side in ((npu, "npu_npy"), (bench, "bench_npy"))]
     names = sorted(set(sides[0]) | set(sides[1]))
     path = output / f"batch_compare_{datetime.now():%Y%m%d%H%M%S}.csv"
     equal = alone = unread = 0
@@ -78,13 +79,28 @@ def compare_folders(npu: Path, bench: Path, output: Path) -> Batch:
     return Batch(path, len(names), equal, alone, unread)
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _files(folder: Path, converted: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise TrueupError(f"{folder} is no folder: give one of .npy files")
-    entries = [entry for entry in folder.iterdir() if entry.is_file()]
-    if not entries or any(entry.suffix != ".npy" for entry in entries):
-        raise TrueupError(f"{folder} holds {'no files' if not entries else 'other files than .npy'}.\n  {ACL}")
-    return {entry.name: entry for entry in entries}
+    entries = sorted(entry for entry in folder.iterdir() if entry.is_file())
+    if not entries:
+        raise TrueupError(f"{folder} holds no files: give one of .npy files, or of dumps of kernels")
+    if all(entry.suffix == ".npy" for entry in entries):
+        return {entry.name: entry for entry in entries}
+    from trueup_compat.dumper.converting import convert
+
+    fresh = converted / datetime.now().strftime("%Y%m%d%H%M%S%f")
+    _, said = convert(folder, fresh)
+    unread = [line for line in said if "private format" not in line]
+    if unread:
+        raise TrueupError(f"{folder} holds what is neither .npy nor a dump of a kernel.\n  got:      {unread[0]}")
+    found: dict[str, Path] = {}
+    seen: Counter[str] = Counter()
+    for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name):
+        name = TIME.sub("", entry.name)
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name}#{seen[name]}"] = entry
+    return found
 
 
 def _row(mine: Path | None, golden: Path | None) -> Iterator[Any]:

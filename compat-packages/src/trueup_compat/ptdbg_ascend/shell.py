@@ -20,12 +20,10 @@ from trueup.foundation.words.wording import clean, one_line
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 PROMPT = "Parse >>> "
+DATA = Path("parse_data")
+"""Where the tool leaves what it converts."""
 SHOWN = 128
 """Elements that ``pt`` prints."""
-CANN = (
-    "{} decodes dumps of an Ascend device's kernels, which is msaccucmp's work: it is part of CANN.\n"
-    "  next:     msaccucmp.py convert -d DUMP -out DIR -t npy, then `pt`, `cn` or `vc` here"
-)
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")
 )
@@ -40,7 +38,7 @@ def vc(
     output: Annotated[Path, typer.Option("-out", "--output_path", metavar="DIR", help="Where the table goes.")] = Path(),
     tool: Annotated[Word, typer.Option("-cmp_path", "--msaccucmp_path", hidden=True)] = None,  # noqa: ARG001 - of CANN's tool
 ) -> int:
-    """Compare two folders of .npy files, name by name."""
+    """Compare two folders of .npy files or of kernel dumps, name by name."""
     from trueup_compat.ptdbg_ascend.batch import compare_folders
 
     found = compare_folders(mine, golden, output)
@@ -105,16 +103,39 @@ def pk(
     return 0
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, hidden=True)
-def cad(words: Annotated[Optional[list[str]], typer.Argument()] = None) -> int:  # noqa: UP045, ARG001
-    """Decode a folder of kernel dumps."""
-    raise TrueupError(CANN.format("cad"))
+@app.command()
+def cad(
+    folder: Annotated[Path, typer.Option("-m", "--my_dump_path", metavar="DIR", help="Dumps of kernels.")],
+    output: Annotated[Path, typer.Option("-out", "--output_path", metavar="DIR", help="Where the .npy go.")] = DATA,
+    tool: Annotated[Word, typer.Option("-asc", "--ascend_path", hidden=True)] = None,  # noqa: ARG001 - of CANN's tool
+) -> int:
+    """Write the tensors of a folder of kernel dumps as .npy files."""
+    return _converted(folder, output)
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, hidden=True)
-def dc(words: Annotated[Optional[list[str]], typer.Argument()] = None) -> int:  # noqa: UP045, ARG001
-    """Decode a kernel dump."""
-    raise TrueupError(CANN.format("dc"))
+@app.command()
+def dc(
+    name: Annotated[Path, typer.Option("-n", "--name", metavar="FILE", help="A dump of a kernel.")],
+    layout: Annotated[str, typer.Option("-f", "--format", metavar="NCHW", help="Order of the axes; else the device's.")] = "",
+    output: Annotated[Path, typer.Option("-out", "--output_path", metavar="DIR", help="Where the .npy go.")] = DATA,
+    tool: Annotated[Word, typer.Option("-cmp_path", "--msaccucmp_path", hidden=True)] = None,  # noqa: ARG001 - of CANN's tool
+) -> int:
+    """Write the tensors of a kernel dump as .npy files."""
+    return _converted(name, output, layout)
+
+
+def _converted(source: Path, output: Path, layout: str = "") -> int:
+    from trueup.exchange.readers.kernel_layouts import TARGETS
+    from trueup.foundation.words.wording import counted
+    from trueup_compat.dumper.converting import Wish, convert
+
+    if layout and layout not in TARGETS:
+        raise TrueupError(f"-f is refused.\n  expected: {', '.join(TARGETS)}\n  got:      {layout}")
+    if not source.exists():
+        raise TrueupError(f"There is nothing to convert.\n  where:    {source}\n  expected: dumps of kernels\n  got:      none")
+    written, said = convert(source, output, wish=Wish(layout or None))
+    typer.echo("\n".join([*said, f"{counted(written, 'tensor')} in {output}"]))
+    return 0
 
 
 @app.command("help")
@@ -202,7 +223,7 @@ def _written(path: Path) -> Path:
     from trueup.doors.report.saving import replaced
     from trueup.doors.report.tensor_view import read_npy
 
-    target = Path("parse_data") / f"{path.name}.txt"
+    target = DATA / f"{path.name}.txt"
     flat = read_npy(path).reshape(-1)
     with replaced(target, "a file for the elements") as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(_text(flat))

@@ -107,7 +107,7 @@ def suggest(finding: Finding, on: Collection[str] = ()) -> str | None:
     if where is None:
         return None
     change, because = _change(finding)
-    if change == ON_CPU and set(on) == {"cpu"}:
+    if change == ON_CPU and (set(on) == {"cpu"} or finding.rule.startswith("random")):  # the CPU would draw other numbers still
         return None
     lines = [
         f"# suggested for: {one_line(finding.name)} ({one_line(finding.op)})",

@@ -52,7 +52,8 @@ def kept_word(before: Result, after: Result, undone: Sequence[str]) -> Kept:
     def is_back(keys: Keys, said: str) -> bool:
         return keys[0] in back or said in undone  # a call without a cause is named by itself
 
-    new = [said for keys, said in now.items() if not _is_named(keys, named, before)]
+    together = {keys for one in after.culprits if any(_is_named(k, named, before) for k in _keys(one)) for keys in _keys(one)}
+    new = [said for keys, said in now.items() if keys not in together and not _is_named(keys, named, before)]
     lost = [said for keys, said in named.items() if not (is_back(keys, said) or _is_named(keys, now, after))]
     left = [said for keys, said in now.items() if not is_back(keys, said) and said not in new]
     new = [said for keys, said in now.items() if said in new and not is_back(keys, said)]
@@ -82,10 +83,15 @@ def _named(result: Result) -> dict[Keys, str]:
     """Return what a verdict names, in words: each cause once, and calls that have none."""
     found: dict[Keys, str] = {}
     for one in result.culprits:
-        call = f"{one.phase} {one.level} {one.scope} {one.op}"
-        for part in parts_of(one) or [""]:
-            found.setdefault((_key(part), call), part or _call(one))
+        for keys, part in _keys(one).items():
+            found.setdefault(keys, part)
     return found
+
+
+def _keys(finding: Finding) -> dict[Keys, str]:
+    """Return the parts of a finding's cause, which are named where one of them is; of one without a cause its call."""
+    call = f"{finding.phase} {finding.level} {finding.scope} {finding.op}"
+    return {(_key(part), call): part or _call(finding) for part in parts_of(finding) or [""]}
 
 
 def _call(finding: Finding) -> str:
@@ -98,6 +104,7 @@ def _key(part: str) -> str:
 
 
 def _uncounted(text: str) -> str:
+    text = re.sub(r"gradients are changed (in the \w+ only), as by clipping[^:;]*", r"gradients are clipped \1", text)
     return re.sub(r"\d[\d,]* of \d[\d,]* (parameters differ \([^)]*\))?", "some ", text)  # with some that are named
 
 

@@ -185,9 +185,10 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
     for one in kept:
         key: object = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
         key = one.cause if one.kind == "region" and one.cause else key
+        key = next((known for known, first in found.items() if _is_backward_of(one, first)), key)
         first = found.get(key)
-        causes = () if first is None else dict.fromkeys((first.cause, one.cause))
-        found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause="; ".join(causes))
+        causes = () if first is None else dict.fromkeys((first.cause, "" if _is_backward_of(one, first) else one.cause))
+        found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause="; ".join(filter(None, causes)))
     return list(found.values())
 
 
@@ -328,9 +329,23 @@ def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, caus
         inside = finding.kind == "argument" and (finding.api == one.op or beside)
         inside = inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0])
         told = own is not None or cause != ""
-        if one.cause and (drawn or inside or (not told and (_is_around(finding, one) or _is_computed(finding, one)))):
+        inside = inside or _is_backward_of(finding, one)
+        follows = _is_around(finding, one) or _is_computed(finding, one) or _is_of_other_weights(finding, one)
+        if one.cause and (drawn or inside or (not told and follows)):
             return at
     return None
+
+
+def _is_backward_of(finding: Finding, one: Finding) -> bool:
+    """Tell whether a call goes back through another one of the same line, and was given another argument as that was, or is run by
+    one side alone as that is."""
+    if finding.phase != "backward" or one.phase != "forward" or finding.source is None:
+        return False
+    if (finding.rank, finding.source, finding.kind) != (one.rank, one.source, one.kind):
+        return False
+    if finding.kind == "argument":
+        return bool(_changed(finding)) and _changed(finding) == _changed(one)
+    return finding.kind == "region" and [seq < 0 for seq in finding.seq] == [seq < 0 for seq in one.seq] != [False, False]
 
 
 def _is_around(finding: Finding, inner: Finding) -> bool:
@@ -338,6 +353,12 @@ def _is_around(finding: Finding, inner: Finding) -> bool:
     within = inner.scope != finding.scope and f"{inner.scope}.".startswith(f"{finding.scope}." if finding.scope else "")
     later = finding.step > inner.step and (finding.rank, finding.phase) == (inner.rank, inner.phase)
     return finding.kind == "operator" and finding.level == "module" and later and within and _lacks_tensor(inner)
+
+
+def _is_of_other_weights(finding: Finding, drawn: Finding) -> bool:
+    """Tell whether a model as a whole returns something else and weights were drawn before in another shape: it holds them."""
+    outermost = finding.kind == "operator" and finding.level == "module" and not finding.scope and finding.rank == drawn.rank
+    return outermost and _draws(drawn) and not drawn.scope and any(slot.shape[0] != slot.shape[1] for slot in drawn.slots)
 
 
 FORMS: tuple[Callable[[float], float], ...] = (lambda n: 1 / n, lambda n: n**0.5, lambda n: n**-0.5)
@@ -440,6 +461,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
         seeds = drawn and not finding.scope and "seed" in setting.name
+        if drawn and _sized(setting, finding):  # weights are drawn where their module is built
+            return True
         return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's

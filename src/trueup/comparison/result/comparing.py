@@ -10,12 +10,13 @@ from typing import Literal
 
 import pyarrow as pa
 
+from trueup.comparison.result.beginnings import Beginnings
 from trueup.comparison.result.causes import Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
-from trueup.comparison.result.shown import Alone, Beginnings, Lacking, Unmade, passes_counts, passes_text, shown
+from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
 from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.exchange import Received
@@ -136,7 +137,8 @@ class Assembly:
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
         shows = joined([passes, seen.dtypes, (self.alone.clipped or self.unmade.found) if none and not tied else None])
         settings = settings_text(unshown[:MOST_SETTINGS])
-        return culprits, Otherwise(settings, shows, len(unshown) == 1, self._beside(culprits, passes, settings))
+        beside = self._beside(culprits, passes, settings)
+        return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures))
 
     def _beside(self, culprits: Sequence[Finding], passes: str, settings: str) -> str:
         """Say what one run alone does and neither a culprit shows nor a setting that differs tells."""
@@ -192,6 +194,14 @@ class Assembly:
         from trueup.analysis.audit.casts import notes_beside  # takes time to load, and to look
 
         return notes_beside(self.comparison.captures, culprits[0])
+
+
+def _kinds(captures: Iterable[Capture]) -> tuple[str, ...]:
+    """Return the kinds of device on which two runs computed (``cpu``, ``npu``); nothing where they are the same, or not known."""
+    ranks = [capture.ranks.values() for capture in captures]
+    held = [[str(one).partition(":")[0] for rank in some for one in rank.get("devices", ())] for some in ranks]
+    kinds = tuple(next((kind for kind in names if kind != "cpu"), "cpu") for names in held)
+    return kinds if all(held) and kinds[0] != kinds[1] else ()
 
 
 def occurrences(

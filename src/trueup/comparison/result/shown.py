@@ -1,7 +1,5 @@
 """Causes that no setting tells and that the calls of two runs show, in the words of the first line of a verdict.
 
-    initial weights of 14 of 31 parameters differ (tokens.weight, places.weight, mix.weight…)
-    batches differ from step 0 on
     random numbers are drawn in the candidate only: aten::rand, forward, step 0
     gradients are clipped in the candidate only: torch._foreach_norm, torch.stack
     gradients are added to those of the step before in the candidate only: they are not cleared
@@ -20,137 +18,21 @@ from typing import Any
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, spans
-from trueup.comparison.measures.measure import Errors
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.result.findings import Frames, tensor_text
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
-from trueup.foundation.facts.roundoff import SINGLE
 from trueup.foundation.facts.slots import is_input
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.frameworks.trees import path
-from trueup.foundation.model import LANES, CallKey, Finding
+from trueup.foundation.model import LANES, CallKey
 from trueup.foundation.words.sentence import argument_name
 from trueup.foundation.words.setting_sentence import some
 from trueup.foundation.words.wording import is_own, one_line, user_source
 
 PARAM = "param."
-LONGEST_CHAIN = 50
-"""Calls that make an initial weight which are looked at."""
-ROUNDED = 8 * SINGLE
-"""Relative error up to which two devices may draw the same numbers in float32, and nobody would say that weights differ."""
-
-
 SUMMED = 0.01
 """How far what is read may be from a sum of gradients, relative to it: sketches of unlike tensors are as far as they are long."""
-
-
-class Beginnings:
-    """What the runs begin with: initial weights, and batches."""
-
-    def __init__(self) -> None:
-        self._weights: dict[str, bool] = {}  # by parameter: whether its first value differs
-        self._copied: list[str] = []  # those that differ and were copied from numbers of the host's
-        self.batches: dict[int, int] = {}  # by rank: the first step in which a model is given other inputs
-        self._first: dict[int, tuple[int, int]] = {}  # by rank: seqs of each side's first call of a module
-        self._resized: set[int] = set()  # ranks whose batches have another shape
-
-    def add(self, part: Part) -> None:
-        """Look at the modules of a part; of weights at those of the step in which training began."""
-        errors = part.verdicts.errors
-        candidate = errors.streams[1]
-        calls = errors.calls[1][errors.pair]
-        forward = (candidate.of_level("module") & candidate.during("forward"))[calls]
-        if not forward.any():
-            self._add_unpaired(part)
-            return
-        if part.rank not in self._first:
-            at = int(np.flatnonzero((candidate.of_level("module") & candidate.during("forward"))[errors.calls[1]])[0])
-            seqs = [int(stream.seq[side[at]]) for stream, side in zip(errors.streams, errors.calls, strict=True)]
-            self._first[part.rank] = seqs[0], seqs[1]
-        if part.step == 0:
-            of_weights = np.flatnonzero(forward & candidate.names.table(_is_parameter)[errors.names])
-            self._look_at_weights(errors, of_weights, part.verdicts.criterion)
-        outermost = forward & (candidate.parents[calls] == NONE) & candidate.names.table(is_input)[errors.names]
-        shapes = np.isin(np.arange(len(errors.pair)), [n for n, why in errors.reasons.items() if why.why is Why.SHAPES])
-        differ = outermost & (_apart(errors) | shapes) & ~candidate.names.table(_is_parameter)[errors.names]
-        if (outermost & shapes).any():
-            self._resized.add(part.rank)
-        if differ.any():
-            self.batches.setdefault(part.rank, int(candidate.step[calls[differ]].min()))
-
-    def _add_unpaired(self, part: Part) -> None:
-        """Look at weights by their names where no call of a module has a counterpart: one run calls each more often."""
-        reads = [_weights_read(stream) for stream in part.streams]
-        if part.step or not all(reads):
-            return
-        baseline, candidate = part.streams
-        firsts = [int(stream.seq[stream.call[min(read.values())]]) for stream, read in zip(part.streams, reads, strict=True)]
-        self._first.setdefault(part.rank, (firsts[0], firsts[1]))
-        for name in reads[0].keys() & reads[1].keys() - self._weights.keys():
-            k, j = reads[0][name], reads[1][name]
-            same = baseline.identity[k] == candidate.identity[j] or baseline.numel[k] != candidate.numel[j]
-            first, second = (stream.sketch[np.array([at])] for stream, at in ((baseline, k), (candidate, j)))
-            apart = not same and float(np.linalg.norm(second - first)) > ROUNDED * float(np.linalg.norm(first))
-            self._weights[name] = bool(apart and baseline.dtype_of(k) == candidate.dtype_of(j))
-
-    def _look_at_weights(self, errors: Errors, at: Numbers, criterion: Criterion) -> None:
-        candidate, apart = errors.streams[1], _apart(errors)
-        for n in at.tolist():
-            call, names = int(errors.calls[1][errors.pair[n]]), candidate.names.names
-            slot = names[int(errors.names[n])].removeprefix(PARAM)
-            name = path(names[int(candidate.scope[call])], slot)
-            if name in self._weights:
-                continue
-            self._weights[name] = bool(apart[n])
-            if apart[n] and _is_copied(candidate, int(candidate.producers[errors.slots[1][n]]), criterion):
-                self._copied.append(name)
-
-    @property
-    def weights(self) -> str:
-        """Say which initial weights differ; empty where none does."""
-        return self._differ([name for name, apart in self._weights.items() if apart])
-
-    @property
-    def copied(self) -> str:
-        """Say which initial weights differ that no recorded call drew: loaded, or made by NumPy; empty where none does."""
-        return self._differ(self._copied)
-
-    def _differ(self, other: Sequence[str]) -> str:
-        return f"initial weights of {len(other):,} of {len(self._weights):,} parameters differ ({some(other)})" if other else ""
-
-    def said(self, finding: Finding) -> str:
-        """Say of a culprit that stands where training begins which initial weights and batches differ."""
-        if finding.phase not in ("forward", "data") or (finding.kind == "operator" and finding.phase != "data"):
-            return ""
-        slot = finding.slots[0].slot if finding.kind == "input" and finding.slots else ""
-        before = self._is_before(finding)
-        found = [self.weights] if self.weights and (before or slot.startswith(PARAM)) else []
-        since = self.batches.get(finding.rank)
-        sized = finding.rank in self._resized and bool(slot) and finding.slots[0].shape[0] != finding.slots[0].shape[1]
-        follows = since is not None and since <= finding.step and not finding.scope and finding.kind not in ("argument", "region")
-        if since is not None and (before or sized or follows) and not slot.startswith(PARAM):
-            found.append(f"batches differ from step {since} on")
-        return "; ".join(found)
-
-    def _is_before(self, finding: Finding) -> bool:
-        """Tell whether a call was made before any module ran."""
-        first = self._first.get(finding.rank)
-        if first is None or finding.scope:
-            return False
-        return any(NONE < seq < of for seq, of in zip(finding.seq, first, strict=True))
-
-
-def _weights_read(stream: Stream) -> dict[str, int]:
-    """Return the slot in which modules read each weight first, by its name."""
-    read = stream.names.table(_is_parameter)[stream.slot] & (stream.of_level("module") & stream.during("forward"))[stream.call]
-    found: dict[str, int] = {}
-    for slot in np.flatnonzero(read).tolist():
-        names = stream.names.names
-        scope = names[int(stream.scope[stream.call[slot]])]
-        found.setdefault(path(scope, names[int(stream.slot[slot])].removeprefix(PARAM)), slot)
-    return found
 
 
 class Lacking:
@@ -362,7 +244,7 @@ def _of_gradients(stream: Stream, calls: Numbers) -> list[int]:
     found: set[int] = set()
     summed = set(_summed(stream, calls).tolist())
     for call in calls.tolist():
-        read = _read(stream, call)
+        read = makers(stream, call)
         if call in summed or made[read[read != NONE]].any() or not found.isdisjoint(read.tolist()):
             found.add(call)
     return sorted(found)
@@ -410,28 +292,6 @@ def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     made = np.isin(stream.call, calls) & ~stream.names.table(is_input)[stream.slot] & stream.is_identified & (stream.numel > 1)
     read = stream.during("optimizer")[stream.call] & stream.names.table(is_input)[stream.slot] & (stream.producers == NONE)
     return bool(np.isin(stream.identity[read & (stream.l2 > 0)], stream.identity[made]).any())
-
-
-def _is_copied(stream: Stream, call: int, criterion: Criterion) -> bool:
-    """Tell whether what a call makes comes from numbers that no recorded call made, and none drew what it was made of."""
-    seen, pending = set[int](), [call] if call != NONE else []
-    while pending and len(seen) < LONGEST_CHAIN:
-        row = stream.row(at := pending.pop())
-        seen.add(at)
-        if criterion.row(row.op, row.level, row.phase).random:
-            return False
-        pending += set(_read(stream, at).tolist()) - seen - {NONE}
-    return bool(seen) and not pending and any((_read(stream, at) == NONE).any() for at in seen)
-
-
-def _is_parameter(name: str) -> bool:
-    return name.startswith(PARAM)
-
-
-def _apart(errors: Errors) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell of which entries the two sides differ by more than rounding; in another dtype they are rounded."""
-    (baseline, candidate), (k, j) = errors.streams, errors.slots
-    return np.asarray((np.nan_to_num(errors.relative) > ROUNDED) & (baseline.dtype[k] == candidate.dtype[j]))
 
 
 def shown(suspect: Suspect, part: Part, sites: tuple[Frames, Frames]) -> Reason | None:
@@ -505,7 +365,7 @@ def _reads_gradients(stream: Stream, call: int) -> bool:
     """Tell whether a call computes, in its step, from what a backward made."""
     seen, pending = {NONE, call}, [call]
     while pending:
-        made = _read(stream, pending.pop())
+        made = makers(stream, pending.pop())
         if _is_of(stream, made, "backward"):
             return True
         further = set(made[stream.step[made] == stream.step[call]].tolist()) - seen
@@ -522,13 +382,13 @@ def _left(suspect: Suspect, part: Part) -> Reason | None:
         return None
     if normalised(_op(stream, call)) not in ("add", "add_") or stream.parents[call] != NONE:
         return None
-    made = _read(stream, call)
+    made = makers(stream, call)
     if bool((made == NONE).any()):
         return Why.NOT_CLEARED()
     return None
 
 
-def _read(stream: Stream, call: int) -> Numbers:
+def makers(stream: Stream, call: int) -> Numbers:
     """Return the calls that made what a call reads, `NONE` of what was made in no step at hand."""
     slots = slice(stream.starts[call], stream.starts[call + 1])
     read = stream.names.table(is_input)[stream.slot[slots]]

@@ -2,13 +2,14 @@
 
     Pooling.pool1.1147.1589195081588018    8 bytes: length of the header; the header, a protobuf; bytes of inputs, outputs, buffers
 
-The header's message is ``toolkit.dump.DumpData`` of CANN (msprobe's AclDumpMsg.proto): outputs in field 3, inputs in 4. In files of
-version 1 the whole file is that message, with the bytes inside. Only sizes that the file has are believed.
+The header's message is ``toolkit.dump.DumpData`` of CANN (`messages`). In files of version 1 the whole file is that
+message, with the bytes inside. Only sizes that the file has are believed.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from trueup.exchange.readers.dump import Array, UnreadableError
+from trueup.exchange.readers.messages import MAX_DIMENSIONS, parse, require
 
 MOST = 1 << 26
 """Bytes of a header: it describes tensors of one kernel and holds none."""
@@ -28,22 +30,38 @@ DTYPES: dict[int, Any] = {
     21: np.uint8, 22: np.uint16, 27: ml_dtypes.bfloat16,
 }  # fmt: skip
 """OutputDataType of that message."""
-PLAIN = {0, 1, 2, 14, 16, 27, 30, 31, 34, 35, 47}  # NCHW, NHWC, ND, CHWN, HWCN, NDHWC, NCDHW, DHWCN, CN, NC, NCL
+FORMATS = {
+    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 9: "C1HWNC0", 12: "NC1HWC0_C04", 14: "CHWN", 16: "HWCN",
+    27: "NDHWC", 29: "FRACTAL_NZ", 30: "NCDHW", 31: "DHWCN", 32: "NDC1HWC0", 33: "FRACTAL_Z_3D", 34: "CN", 35: "NC", 36: "DHWNC",
+    47: "NCL",
+}  # fmt: skip
+"""OutputFormat of that message, those that CANN's manual of dumps converts and their like."""
+PLAIN = {"NCHW", "NHWC", "ND", "CHWN", "HWCN", "NDHWC", "NCDHW", "DHWCN", "DHWNC", "CN", "NC", "NCL"}
 """Formats whose elements lie in the order of the shape; in others the device put them into blocks."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a kernel: ``input.0`` or ``output.0``, its values in the shape that the device has, and whether that is a private
-    format (blocks)."""
+    """A tensor of a kernel: ``input.0`` or ``output.0``, its values in the shape that the device has."""
 
     slot: str
     values: Array
-    private: bool
+    format: str
+    """How the device lays it out, ``NC1HWC0``; a number where this table has no name for it."""
+    original: tuple[int, ...] = ()
+    """The shape in the framework's layout; empty where the dump does not say it."""
+    groups: int = 1
+
+    @property
+    def private(self) -> bool:
+        """Whether its elements lie in blocks."""
+        return self.format not in PLAIN
 
 
 def read(file: Path, *, whole: bool = False) -> list[Tensor]:
-    """Read the tensors of a dump; ``whole``: the file is one message (version 1). Raises UnreadableError if it is none."""
+    """Read the tensors of a dump; ``whole``: the file is one message (version 1). Raises UnreadableError if it is none, TrueupError
+    where ``protobuf`` is missing."""
+    require("protobuf", "a dump of kernels")
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -61,74 +79,23 @@ def read(file: Path, *, whole: bool = False) -> list[Tensor]:
 
 
 def _tensors(header: bytes, stream: Any) -> Iterator[Tensor]:
-    kinds: dict[str, list[dict[int, Any]]] = {"input": [], "output": []}
-    for number, value in _fields(header):
-        if number in (3, 4) and isinstance(value, bytes):
-            kinds["output" if number == 3 else "input"].append(_message(value))
-    if not any(kinds.values()):
+    message = parse("KernelDump", header)
+    if not message.input and not message.output:
         raise UnreadableError("its header names no tensor")
-    for kind, tensors in kinds.items():  # inputs first: so their bytes follow
+    for kind, tensors in (("input", message.input), ("output", message.output)):  # inputs first: so their bytes follow
         for at, one in enumerate(tensors):
-            inside, sized = (5, 6) if kind == "output" else (4, 5)
-            data = one.get(inside, b"") if stream is None else stream.read(one.get(sized, 0))
-            if stream is not None and len(data) != one.get(sized, 0):
-                raise UnreadableError(f"{kind}.{at} has {len(data):,} bytes of {one.get(sized, 0):,}: the file is cut off")
-            yield Tensor(f"{kind}.{at}", _array(one, data, f"{kind}.{at}"), one.get(2, 2) not in PLAIN)
+            slot, left = f"{kind}.{at}", len(one.data) if stream is None else os.fstat(stream.fileno()).st_size - stream.tell()
+            if stream is not None and left < one.size:
+                raise UnreadableError(f"{slot} has {left:,} bytes of {one.size:,}: the file is cut off")
+            data = one.data if stream is None else stream.read(one.size)
+            named = FORMATS.get(one.format, str(one.format))
+            yield Tensor(slot, _array(one, data, slot), named, tuple(one.original_shape.dim), max(1, one.sub_format))
 
 
-def _array(one: dict[int, Any], data: bytes, slot: str) -> Array:
-    dtype = DTYPES.get(one.get(1, 0))
+def _array(one: Any, data: bytes, slot: str) -> Array:
+    dtype, shape = DTYPES.get(one.data_type), list(one.shape.dim)
     if dtype is None:
-        raise UnreadableError(f"{slot} has the dtype {one.get(1, 0)}, which is no number")
-    shape = [value for number, value in _fields(one.get(3, b"")) for value in _numbers(value) if number == 1]
-    width = np.dtype(dtype).itemsize
-    if math.prod(shape) * width > len(data):
-        raise UnreadableError(f"{slot} has the shape {shape} and {len(data):,} bytes")
+        raise UnreadableError(f"{slot} has the dtype {one.data_type}, which is no number")
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) * np.dtype(dtype).itemsize > len(data):
+        raise UnreadableError(f"{slot} has the shape {shape[:8]} and {len(data):,} bytes")
     return np.frombuffer(data, dtype, math.prod(shape)).reshape(shape)  # a device pads what follows
-
-
-def _message(data: bytes) -> dict[int, Any]:
-    return dict(_fields(data))
-
-
-def _numbers(value: Any) -> list[int]:
-    """Return numbers that are packed, or one."""
-    if isinstance(value, int):
-        return [value]
-    found, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        found.append(number)
-    return found
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: their numbers, and integers or bytes. Raises UnreadableError where it is none."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        width = {1: 8, 5: 4}.get(kind)
-        if kind == 2:
-            width, at = _varint(data, at)
-        if width is None or at + width > len(data):
-            raise UnreadableError("it is no protobuf")
-        yield key >> 3, data[at : at + width]
-        at += width
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise UnreadableError("it is no protobuf")

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Notes, Part, Tree, UnreadableError, places
-from trueup.exchange.readers.tensorflow_messages import MOST, array_of, dtype_of, parse, require, text
+from trueup.exchange.readers.messages import MOST, array_of, dtype_of, parse, require, text
 from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name, operation, standing
 
 _FILE = re.compile(r"(?P<node>.+)_(?P<slot>\d{1,6})_(?P<debug>Debug[A-Za-z]+)_(?P<time>\d{10,20})")
@@ -77,7 +77,7 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     runs = {folder: run for folder, run in runs.items() if run.files}
     if not runs:
         return None
-    require(str(tree.source))
+    require("trueup[tfdbg]", f"{tree.source}, a dump of TensorFlow's debugger,", "google_crc32c")
     for path in sorted(tree.files):
         folder, _, name = path.rpartition("/")
         if folder in runs and name.startswith("_tfdbg_core_metadata"):

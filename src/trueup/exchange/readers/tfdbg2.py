@@ -37,7 +37,7 @@ from trueup.exchange.readers.dump import (
     frames_of,
     places,
 )
-from trueup.exchange.readers.tensorflow_messages import array_of, dtype_of, parse, require, shape_of, text
+from trueup.exchange.readers.messages import array_of, dtype_of, parse, require, shape_of, text
 from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READS, device_name, operation, standing
 
 FULL_TENSOR = 7
@@ -409,7 +409,7 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     sets = {prefix: files for prefix, files in sets.items() if "execution" in files or "graph_execution_traces" in files}
     if not sets:
         return None
-    require(str(tree.source))
+    require("trueup[tfdbg]", f"{tree.source}, a dump of TensorFlow's debugger,", "google_crc32c")
     parts: list[Part] = []
     modes: set[int] = set()
     for number, (prefix, files) in enumerate(sorted(sets.items())):

@@ -37,6 +37,10 @@ NUMBER = re.compile(r'"?-?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)"?')  # as JSON; Padd
 LARGE = 0.1  # relative error from which on nobody would say that inputs agree, whatever the outputs'
 ROUNDED = 1e-5
 """Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
+DRAWS = (
+    "devices draw different numbers from one seed ({0} in the baseline, {1} in the candidate): draw with a CPU generator in both "
+    "runs and move the result, or save what one run draws and load it in the other"
+)
 OTHERS_NAMED = 3  # how many further culprits the sentence names before it counts them
 
 
@@ -48,6 +52,7 @@ class Otherwise:
     seen: str = ""  # what the calls show: another dtype, micro-batches
     single: bool = False  # whether it is one setting, so that the first line has room for it
     beside: str = ""  # what one run alone does and no culprit shows: it clips, scales the loss
+    devices: tuple[str, ...] = ()  # kinds of device of the baseline and the candidate, where these are two
 
     @property
     def head(self) -> str:
@@ -80,6 +85,7 @@ def verdict_lines(
         said = _inconclusive(unmatched, notes, counts, otherwise)
     elif culprits:
         said = _culprit(culprits, victims, unmatched)
+        said += [DRAWS.format(*otherwise.devices)] if otherwise.devices and _draws(culprits[0]) else []
         said += _other_ranks(culprits[0], occurrences)
         if otherwise.single and not culprits[0].cause:
             said[0] += f"; set differently: {otherwise.settings}"
@@ -103,6 +109,11 @@ def occurrence_text(one: Occurrence) -> str:
         return f"rank {one.rank}: {where}, which is where it arises"
     origin = f", where it came from rank {one.cause}" if one.cause is not None else ", and where it arose is not known"
     return f"rank {one.rank} got it from rank {one.sender}{'' if one.cause == one.sender else origin}: {where}"
+
+
+def _draws(finding: Finding) -> bool:
+    """Tell whether a culprit is a draw of random numbers that nothing else explains."""
+    return not finding.cause and (finding.kind == "random" or finding.rule.startswith("random"))
 
 
 def _other_ranks(first: Finding, occurrences: Sequence[Occurrence]) -> list[str]:
@@ -310,6 +321,7 @@ def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
 
 
 DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)  # beside these no number of calls matters
+UNTIED = "sort stably in both runs (torch.sort(..., stable=True)), or make values unequal that are chosen from, and compare again"
 OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 """Reasons that say what to do themselves, once calls were compared."""
 
@@ -333,7 +345,8 @@ def _inconclusive(
     elif incomparable:
         because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
         asked = isinstance(first, Reason) and first.involves(Why.UNRECORDED)
-        step = f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
+        ties = any(isinstance(note, Reason) and note.involves(Why.TIES) for note in notes)
+        step = UNTIED if ties else f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
     elif missing:
         because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
         step = "compare at a coarser level, --level api or --level module, where the runs may line up"
@@ -344,6 +357,8 @@ def _inconclusive(
     head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
     if head and otherwise.settings:
         step = "set the candidate as the baseline is, and compare again"
+    elif head:
+        step = "let the candidate do there what the baseline does, and compare again"
     return [*head, f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
 
 

@@ -290,7 +290,9 @@ def _assessed(
     total = sum(row.flops for row in rows)
     operators = [_operator(name, its, product, numbers(version), total) for name, its in by_name.items()]
     operators.sort(key=lambda one: (GRADES.index(one.grade), -one.flops, -one.calls, one.name))
-    dynamic = {row.place: _dynamic(row) for row in rows if row.site and row.site[0] and (row.varies or row.why == "shape")}
+    changing = [row for row in rows if row.site and row.site[0] and row.is_dynamic]
+    dynamic = dict.fromkeys((row.place for row in changing), "")
+    dynamic.update((row.place, _dynamic(row)) for row in sorted(changing, key=_certainty, reverse=True))
     reads: Counter[str] = Counter()
     for row in rows:
         if row.operator == "aten::_local_scalar_dense" and row.site and row.site[0]:
@@ -360,8 +362,14 @@ def _operator(name: str, rows: list[Row], product: str, version: tuple[int, ...]
     return Operator(name, grade, why, remedies(name, grade, rows), calls, flops, flops / total if total else 0.0, dtypes, listed)
 
 
+def _certainty(row: Row) -> tuple[int, bool]:
+    """Return the place of a row among those of its line: what depends on numbers by itself first, and forward before backward."""
+    return ("shape", "mask").index(row.why) if row.why in ("shape", "mask") else 2, row.phase == "backward"
+
+
 def _dynamic(row: Row) -> str:
-    if row.why == "shape":
-        return f"{row.function or row.operator}: the shape of its result depends on numbers"
+    if row.why in ("shape", "mask"):
+        what = "the shape of its result" if row.why == "shape" else "how many elements it writes"
+        return f"{row.function or row.operator}: {what} depends on numbers"
     first, last = row.shapes[0], row.shapes[-1]
     return f"{row.function or row.operator}: {first[1]} in step {first[0]}, {last[1]} in step {last[0]}"

@@ -116,7 +116,7 @@ def _collective_dtype(limit: Limit, row: Row) -> list[str]:
 
 
 def _fixed_shapes(limit: Limit, row: Row) -> list[str]:  # noqa: ARG001 - one signature for all
-    return ["shape"] if row.site and row.site[0] and (row.varies or row.why == "shape") else []
+    return ["shape"] if row.site and row.site[0] and row.is_dynamic else []
 
 
 def _dtype(limit: Limit, row: Row) -> list[str]:

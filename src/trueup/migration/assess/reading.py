@@ -23,7 +23,8 @@ class Row(msgspec.Struct):
     calls: int
     flops: int
     shapes: list[tuple[int, str]]
-    why: Literal["shape", "meta"] | None
+    why: Literal["shape", "mask", "meta"] | None
+    """The shape of its result, or how many elements it writes, depends on numbers; ``meta``: PyTorch has no shapes of it."""
     decomposes: bool
     package: str = ""
     groups: list[int] = []
@@ -48,6 +49,11 @@ class Row(msgspec.Struct):
             steps.setdefault(step, set()).add(shapes)
         several = list(steps.values())
         return len(self.shapes) < FULL and any(one != several[0] for one in several[1:])
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Return whether its shapes change, or depend on numbers."""
+        return self.varies or self.why in ("shape", "mask")
 
 
 class Run(msgspec.Struct):

@@ -52,6 +52,8 @@ class Project:
     """Places whose values do."""
     options: dict[ast.AST, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Names of the options that a script adds to its command line."""
+    added: dict[str, list[tuple[Script, ast.Call]]] = field(default_factory=lambda: defaultdict(list))
+    """The calls that add an option of a name."""
     spread: bool = False
     """Whether several processes are to share the training."""
     chosen: bool = False
@@ -70,6 +72,7 @@ class Project:
                 self._note_instance(script, node)
                 if isinstance(node, ast.Call) and (option := option_of(node)) is not None:
                     self.options[script.tree].add(option)
+                    self.added[option].append((script, node))
         wanted: list[tuple[Script, ast.AST, Kind]] = []
         nodes = [(script, node) for script in self.scripts for node in script.scopes]
         for script, node in nodes:
@@ -492,6 +495,16 @@ def option_of(call: ast.Call) -> str | None:
     flags = [one for argument in call.args if isinstance(one := _constant(argument), str)]
     long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else None)
     return None if long is None else long.lstrip("-").replace("-", "_")
+
+
+def is_translated(script: Script, call: ast.Call, kind: Kind) -> bool:
+    """Return whether the words of an option are translated where they come in: those of a device are, of a backend where the script
+    names NCCL, and none where it has a ``type`` of its own."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if "type" in given and script.text(given["type"]) != "str":
+        return False
+    words = [one for name in ("choices", "default") if name in given for one in ast.walk(given[name])]
+    return kind == "device" or any(isinstance(one, ast.Constant) and "nccl" in str(one.value) for one in words)
 
 
 def _shape(script: Script, node: ast.AST, kind: Kind) -> bool:

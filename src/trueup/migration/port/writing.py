@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trueup.foundation.frameworks.cuda_version import read_as_text
-from trueup.migration.port.flow import SHAPES, Project, literal, option_of
+from trueup.migration.port.flow import SHAPES, Project, is_translated, literal, option_of
 from trueup.migration.port.kernels import GUARD, Kernels
+from trueup.migration.port.outside import from_outside
 from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
-from trueup.migration.port.remaining import remaining
-from trueup.migration.port.rules import Name, Own
+from trueup.migration.port.remaining import Left, remaining
+from trueup.migration.port.rules import Kind, Name, Own
 
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
@@ -23,6 +24,8 @@ VARIABLES = {
 """Variables of the environment that have another name with torch_npu, and the same meaning."""
 VERSION = "torch.version.cuda"
 NO_VERSION = "None in a build for another device, and read as a text here"
+ASKING = {"comparison", "cuda-version", "variable"}
+"""Rules of changes that only ask about a device, or name a variable: who made the device has imported its module."""
 NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
 
 
@@ -61,6 +64,8 @@ class Writer:
         self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
         self.left = remaining(project, script, [(edit.start, edit.end) for edit in self.edits], self._reasons, kernels)
+        for value, reason in from_outside(project, script, target):
+            self.left.append(Left(value.lineno, script.text(value)[:200], reason, look=True))  # type: ignore[attr-defined]
 
     @cached_property
     def text(self) -> bytes:
@@ -384,10 +389,10 @@ class Writer:
     def _option(self, call: ast.Call) -> None:
         """An option of the command line that is a device keeps its words: what is given is translated where it comes in."""
         kind = self._kind_of_option(call)
-        if kind is not None and kind != "type":
+        if kind is not None and kind != "type" and is_translated(self.script, call, kind):
             self._translated(call, kind)
 
-    def _kind_of_option(self, call: ast.Call) -> str | None:
+    def _kind_of_option(self, call: ast.Call) -> Kind | None:
         name, reached, function = option_of(call), self.project.reached, self.script.parents.get(call)
         if name is not None and isinstance(function, FUNCTIONS[:2]):  # click: an option is a parameter
             return reached.get(("name", function, name))
@@ -400,10 +405,6 @@ class Writer:
         default = given.get("default")
         old, new = ("cuda", self.target.device) if kind == "device" else ("nccl", self.target.backend)
         kinds = given.get("type")
-        if kinds is not None and self.script.text(kinds) != "str":
-            return  # it has a translation of its own
-        if not any(isinstance(one, ast.Constant) and old in str(one.value) for one in (default, *words)) and kind == "backend":
-            return
         function, why = f'lambda name: name.replace("{old}", {new})', f"command lines keep their words: {old} is translated"
         if kinds is not None:
             self._edit(*self.script.span(kinds), function, "option", why)
@@ -519,14 +520,16 @@ class Writer:
 
     def _imports(self, more: Sequence[Edit]) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
-        if not self.edits and not any(".set_device(" in edit.text for edit in more):
+        placing = any(".set_device(" in edit.text for edit in more)
+        if not self.edits and not placing:
             return
         top = [node for node in self.script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
         top += [one for node in guarded for one in node.body if isinstance(one, ast.Import)]  # if ...: import torch_npu
         modules = {alias.name: node for node in top if isinstance(node, ast.Import) for alias in node.names if alias.asname is None}
         needed = [] if "torch" in modules or not self._torch else ["torch"]
-        if self.target.imports and self.target.imports not in modules:
+        asks = {edit.rule for edit in self.edits} <= ASKING and not placing
+        if self.target.imports and self.target.imports not in modules and not asks:
             needed.append(self.target.imports)
         used = {edit.rule for edit in self.edits}
         asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)

@@ -14,7 +14,7 @@ import msgspec
 from trueup.foundation import toml
 from trueup.foundation.words.wording import counted
 
-Kind = Literal["name", "number", "condition", "plain", "size"]
+Kind = Literal["name", "number", "condition", "plain", "size", "scalar", "device"]
 
 
 class Rewrite(toml.Table):
@@ -31,6 +31,8 @@ class Rewrite(toml.Table):
     where: dict[str, Kind] = {}  # noqa: RUF012 - a struct copies its defaults
     unlike: tuple[str, ...] = ()
     reference: str | None = None
+    names: tuple[str, ...] = ()
+    """Functions that stand for ``{name}``: the row is one row for each."""
 
 
 class _Catalogue(toml.Table):
@@ -40,7 +42,23 @@ class _Catalogue(toml.Table):
 @functools.cache
 def catalogue() -> tuple[Rewrite, ...]:
     """Return all rows."""
-    return toml.checked(toml.packaged("trueup.migration.rewrites", "catalogue.toml"), _Catalogue).rewrite
+    rows = toml.checked(toml.packaged("trueup.migration.rewrites", "catalogue.toml"), _Catalogue).rewrite
+    return tuple(one for row in rows for one in (_named(row) if row.names else [row]))
+
+
+def _named(row: Rewrite) -> list[Rewrite]:
+    """Return a row for each function that stands for ``{name}`` in it."""
+    return [
+        msgspec.structs.replace(
+            row,
+            id=f"{row.id}-{name}",
+            before=row.before.replace("{name}", name),
+            after=row.after.replace("{name}", name),
+            inputs=tuple(one for one in row.inputs if one.get("for", name) == name),
+            names=(),
+        )
+        for name in row.names
+    ]
 
 
 SECONDS = 300
@@ -53,6 +71,7 @@ class Proof(msgspec.Struct, frozen=True):
     bitwise: int
     differs: str | None
     gain: float | None
+    gradients: bool = True
 
     @property
     def holds(self) -> bool:
@@ -68,7 +87,8 @@ class Proof(msgspec.Struct, frozen=True):
             return f"not the same for {self.differs}"
         how = "bit for bit" if self.bitwise == self.cases else "within rounding"
         faster = "" if self.gain is None else f"; {self.gain:.2g} times as fast on this CPU"
-        return f"the same {how} in {counted(self.cases, 'case')}, gradients included{faster}"
+        gradients = ", gradients included" if self.gradients else ""
+        return f"the same {how} in {counted(self.cases, 'case')}{gradients}{faster}"
 
 
 def prove(rows: Sequence[Rewrite]) -> list[Proof]:

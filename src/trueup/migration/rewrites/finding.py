@@ -10,6 +10,7 @@ Successive assignments of which each reads the one before are one expression, if
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,15 +175,15 @@ def _at(
     for row in catalogue():
         pattern: Any = ast.parse(row.before).body[0]
         if isinstance(pattern, ast.Assign):
-            made = _written(row, pattern, expression, aliases) if isinstance(expression, ast.Assign) else None
+            made = _written(row, pattern, expression, aliases, torch) if isinstance(expression, ast.Assign) else None
         else:
-            made = None if isinstance(expression, ast.Assign) else _replaced(row, pattern.value, expression, aliases)
+            made = None if isinstance(expression, ast.Assign) else _replaced(row, pattern.value, expression, aliases, torch)
         named = row.before.startswith(("torch.", "apex.")) and "(" in row.before
         if made is None or not (named or any(first <= line <= last for line in ran)):
             continue
         indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
         head = _head(statements[-1])
-        text = f"{indent}{head}{made.replace('torch.', f'{torch}.') if torch != 'torch' else made}\n"
+        text = f"{indent}{head}{made}\n"
         yield Found(str(file), first, last, row, "".join(lines[first - 1 : last]), text)
 
 
@@ -203,25 +204,28 @@ def _head(statement: ast.stmt) -> str:
     return ""
 
 
-def _written(row: Rewrite, pattern: ast.Assign, statement: ast.Assign, aliases: Mapping[str, str]) -> str | None:
+def _written(row: Rewrite, pattern: ast.Assign, statement: ast.Assign, aliases: Mapping[str, str], torch: str) -> str | None:
     """Return what takes the place of ``X[M] = V``."""
-    bound: dict[str, ast.expr] = {}
+    bound: dict[str, Any] = {}
     there, mine = statement.targets[0], pattern.targets[0]
     if len(statement.targets) != 1 or not matches(formed(mine, {}), formed(there, aliases), bound, row.where):
         return None
-    if not matches(pattern.value, statement.value, bound, row.where) or not _asks_of(bound):
+    if not matches(formed(pattern.value, {}), formed(statement.value, aliases), bound, row.where) or not _asks_of(bound):
         return None
-    return _filled(row.after, bound)
+    return ast.unparse(_filled(row.after, bound, torch))
 
 
-def _replaced(row: Rewrite, pattern: ast.expr, expression: Any, aliases: Mapping[str, str]) -> str | None:
-    """Return an expression with the first part that has the form replaced."""
+def _replaced(row: Rewrite, pattern: ast.expr, expression: Any, aliases: Mapping[str, str], torch: str) -> str | None:
+    """Return an expression with the first part that has the form replaced; the rest stays as it is written."""
     wanted = formed(pattern, {})
-    whole = formed(expression, aliases)
-    for node in ast.walk(whole):
-        bound: dict[str, ast.expr] = {}
-        if isinstance(node, ast.expr) and matches(wanted, node, bound, row.where) and _asks_of(bound):
-            return ast.unparse(_Swap(node, ast.parse(_filled(row.after, bound), mode="eval").body).visit(whole))
+    for node in ast.walk(formed(expression, aliases)):
+        bound: dict[str, Any] = {}
+        origin = getattr(node, "origin", None)
+        if origin is None or not isinstance(node, ast.expr) or not matches(wanted, node, bound, row.where) or not _asks_of(bound):
+            continue
+        copies: dict[int, Any] = {}
+        whole = copy.deepcopy(expression, copies)
+        return ast.unparse(_Swap(copies[id(origin)], _filled(row.after, bound, torch)).visit(whole))
     return None
 
 
@@ -233,19 +237,41 @@ class _Swap(ast.NodeTransformer):
         return self._new if node is self._old else self.generic_visit(node)
 
 
-def _asks_of(bound: Mapping[str, ast.expr]) -> bool:
-    """Return whether a condition is one of the tensor that it selects from: a number would select otherwise."""
-    if "M" not in bound:
+def _asks_of(bound: Mapping[str, Any]) -> bool:
+    """Return whether a condition asks about each element of the tensor that it selects from: a number, or a part of the tensor,
+    would select otherwise."""
+    if "M" not in bound or "X" not in bound:
         return True
-    parts = (ast.unparse(one) for one in ast.walk(bound["M"]) if isinstance(one, ast.expr))
-    return ast.unparse(bound["X"]) in parts
+    return ast.unparse(bound["X"]) in (ast.unparse(bound["M"].left), ast.unparse(bound["M"].comparators[0]))
 
 
-def _filled(after: str, bound: Mapping[str, ast.expr]) -> str:
-    tree = ast.parse(after, mode="eval").body
+def _filled(after: str, bound: Mapping[str, Any], torch: str) -> ast.expr:
+    """Return what takes the place of a form, with what its names stand for as the script has it."""
+    tree = ast.parse(re.sub(r"\btorch\.", f"{torch}.", after), mode="eval").body
+
+    def own(node: Any) -> Any:
+        return getattr(node, "origin", node)
 
     class Fill(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> Any:
-            return bound.get(node.id, node)
+            return own(bound.get(node.id, node))
 
-    return ast.unparse(Fill().visit(tree))
+        def visit_Call(self, node: ast.Call) -> Any:
+            rest = {one.value.id for one in (*node.args, *node.keywords) if _is_rest(one)}  # type: ignore[attr-defined]
+            node.args = [one for one in node.args if not _is_rest(one)]
+            node.keywords = [one for one in node.keywords if not _is_rest(one)]
+            self.generic_visit(node)
+            for one in (part for name in sorted(rest) for part in bound[name]):
+                if isinstance(one, ast.expr):
+                    node.args.append(own(one))
+                else:
+                    node.keywords.insert(0, ast.keyword(one.arg, own(one.value)))
+            return node
+
+    made: ast.expr = Fill().visit(tree)
+    return made
+
+
+def _is_rest(one: ast.AST) -> bool:
+    """Return whether an argument of a form is ``*S`` or ``**K``."""
+    return isinstance(one, ast.Starred) or (isinstance(one, ast.keyword) and one.arg is None)

@@ -1,4 +1,4 @@
-"""Protocol buffers of TensorFlow's debuggers, read without TensorFlow: a table of their fields, made into classes by
+"""Protocol buffers of TensorFlow's debuggers and CANN's dumps, read without either: a table of their fields, made into classes by
 ``protobuf``. A message takes memory in proportion to its file, for fields that the table lacks stay bytes; beyond `MOST` it is
 refused. A TensorProto becomes an array without believing a size: bytes as they are, or a list of values whose last one fills the
 rest."""
@@ -19,11 +19,11 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 
 MOST = 1 << 30  # bytes of a message; protobuf itself ends at 2 GiB
-PACKAGE = "trueup.tensorflow"
+PACKAGE = "trueup.messages"
 
 
 def parse(message: str, data: bytes) -> Any:
-    """Read a message of ``tensorflow_messages.toml``; raises UnreadableError if it is none or too large."""
+    """Read a message of ``messages.toml``; raises UnreadableError if it is none or too large."""
     if len(data) > MOST:
         raise UnreadableError(f"a message of {len(data):,} bytes is larger than {MOST:,}")
     found = _classes()[message]()
@@ -39,21 +39,19 @@ def text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
-def require(what: str) -> None:
-    """Say what is to be installed, where it is not; raises TrueupError if ``protobuf`` or ``google-crc32c`` is missing."""
-    if any(importlib.util.find_spec(name) is None for name in ("google", "google.protobuf", "google_crc32c")):
-        raise TrueupError(
-            f"{what} is a dump of TensorFlow's debugger: install what reads it (not TensorFlow), pip install 'trueup[tfdbg]'"
-        )
+def require(extra: str, what: str, *modules: str) -> None:
+    """Say what is to be installed, where it is not; raises TrueupError."""
+    if any(importlib.util.find_spec(name) is None for name in ("google", "google.protobuf", *modules)):
+        raise TrueupError(f"{what} cannot be read without protobuf.\n  next:     pip install '{extra}'")
 
 
 @cache
 def _classes() -> dict[str, Any]:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    file = descriptor_pb2.FileDescriptorProto(name="trueup_tensorflow.proto", package=PACKAGE, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(name="trueup_messages.proto", package=PACKAGE, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
-    table = toml.packaged(__package__, "tensorflow_messages.toml")
+    table = toml.packaged(__package__, "messages.toml")
     for name, fields in table.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
@@ -65,8 +63,10 @@ def _classes() -> dict[str, Any]:
             else:
                 added.type = kinds.Type.Value(f"TYPE_{plain.upper()}")
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in table}
+    pool.AddSerializedFile(file.SerializeToString())
+    # before 4.22 a factory makes the classes: CANN's own compiler keeps protobuf 3.20
+    make = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
+    return {name: make(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in table}
 
 
 DTYPES = {
