@@ -5,11 +5,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MSPROBE := .venv-msprobe
-# One more than cores: a test that waits for a process, or for a second to pass, leaves its core idle.
-WORKERS ?= 3
+# Two more than cores: a test that waits for a process, or for a second to pass, leaves its core idle.
+WORKERS ?= 4
 MINUTES ?= 10
 # pip compiles its 18,000 files one after the other, compileall on all cores.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -x '/tests?/|/transformers/models/|/pip/'
+LARGE := paddlepaddle tensorflow-cpu transformers onnxruntime duckdb
 # Files stay whole, for their tests share captures; tests/conftest.py says which come first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Per cent of lines and branches of foundation; 84.8 on 2026-11-23. What only adapters and trainings reach of it is not counted.
@@ -33,10 +35,10 @@ help:  ## List the targets
 demo: $(VENV)/.runtime  ## Find the operator that makes a detector's loss converge worse (2 minutes)
 	$(BIN)/python examples/centernet/demo.py
 
-# The tests are collected beside the first checks, so that each worker finds them compiled; mypy, a minute on one core, runs beside them.
-test: $(VENV)/.dev  ## Lint, type-check and run all tests
-	$(MAKE) --no-print-directory --jobs 2 rules collected
-	$(MAKE) --no-print-directory --jobs 2 types tests
+# The checks run beside the tests: two minutes on a core that a worker does not always need.
+test:  ## Lint, type-check and run all tests
+	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs 2 tests lint
 
 .PHONY: collected rules types tests
 collected: $(VENV)/.dev
@@ -50,8 +52,8 @@ rules: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Tests call make, too, and this one's jobs are none of theirs.
-tests: $(VENV)/.dev
+# They are collected once before, so that each worker finds them compiled. They call make, too, and this one's jobs are none of theirs.
+tests: collected
 	env -u MAKEFLAGS $(PYTEST)
 
 lint: rules types  ## ruff, codespell, import-linter and mypy --strict
@@ -143,9 +145,12 @@ clean:  ## Delete the environment, caches and what the demo left
 	find src compat-packages tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # torch comes first and by its exact version. Asked for in any other way, pip takes the newest build, which on Linux
-# brings gigabytes of CUDA along.
-$(VENV)/.torch: constraints.txt
+# brings gigabytes of CUDA along. The largest of the rest need none of it, and are unpacked and compiled beside (`make --jobs 2`).
+$(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.torch: constraints.txt | $(VENV)/.made
 	$(PIP) torch==2.13.0 -c constraints.txt
 	touch $@
 
@@ -153,9 +158,15 @@ $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
 	$(PIP) -c constraints.txt -e '.[torch,report,examples]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime compat-packages/pyproject.toml
-	$(PIP) -c constraints.txt -e '.[dev]' -e ./compat-packages
-	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/pip/' $(VENV)/lib
+$(VENV)/.large: constraints.txt | $(VENV)/.made
+	-$(PIP) --no-deps -c constraints.txt $(LARGE)
+	-$(COMPILE) $(VENV)/lib
+	touch $@
+
+# What .runtime installed is not built again: pip finds it, and adds what its extra needs.
+$(VENV)/.dev: $(VENV)/.runtime $(VENV)/.large compat-packages/pyproject.toml
+	$(PIP) -c constraints.txt 'trueup[dev]' -e ./compat-packages
+	-$(COMPILE) -j 0 $(VENV)/lib
 	touch $@
 
 # msprobe, the tool that `make bench` measures beside, has an environment of its own: its dependencies are none of ours.

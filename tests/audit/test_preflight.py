@@ -463,6 +463,10 @@ def test_hyper_parameters_that_came_along_with_a_port_are_named() -> None:
         "hyper-parameters came along with the port: DataLoader batch_size 128 to 2048 (16 times); SGD lr 0.1 to 0.8 (8 times; in "
         "proportion to the batch it would be 1.6); SGD clipping in the candidate alone (norm at 1)"
     )
+    second["settings"]["optimizers"][0] |= {"schedule": "LambdaLR", "groups": [{"lr": 0.008, "parameters": 2}]}
+    first["settings"]["arguments"], second["settings"]["arguments"] = {"lr": 0.1}, {"lr": 0.8}
+    assert "; lr 0.1 to 0.8 (8 times" in came_along(differing(first, second), first, second)  # not what a warm-up begins with
+    del second["settings"]["optimizers"][0]["schedule"], second["settings"]["arguments"]
     second["settings"]["optimizers"][0]["groups"][0]["lr"] = 0.4
     assert "SGD lr 0.1 to 0.4 (4 times, by the root of the batch)" in came_along(differing(first, second), first, second)
 
@@ -472,7 +476,8 @@ def test_first_steps_side_by_side(baseline: Path, tmp_path: Path) -> None:
     assert (begun.samples, begun.passes, len(begun.weights), len(begun.batches[0])) == (6, 1, 10, 1)
     other = dataclasses.replace(
         begun, weights={**begun.weights, "2.bias": "ffffffff00"}, batches={0: ["ff"]}, samples=12, passes=2,
-        draws=(Draw("torch.rand", "", "(4)", "train.py:3 in train"), *begun.draws), factors=(("divided", 2.0),),
+        draws={level: (Draw("torch.rand", "", "(4)", "train.py:3 in train"), *drawn) for level, drawn in begun.draws.items()},
+        factors=(("divided", 2.0),),
     )  # fmt: skip
     names = [(one.name, one.places) for one in beginnings(begun, other)]
     assert names == [
@@ -481,7 +486,9 @@ def test_first_steps_side_by_side(baseline: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     first = next(one for one in beginnings(begun, other) if one.name == "first draw that differs")
     assert first.candidate == "torch.rand (4), train.py:3"
-    assert str(first.baseline).startswith(begun.draws[0].text)
+    assert str(first.baseline).startswith(next(iter(begun.draws.values()))[0].text)
+    moved = dataclasses.replace(other, draws={**begun.draws, "aten": ()}, devices=frozenset({"cpu", "npu"}))
+    assert "first draw that differs" not in {one.name for one in beginnings(begun, moved)}  # a device draws by operators of its own
     known = differing(side(), side(seeds={"numpy": 3}))
     assert next(beginnings(begun, other, known)).name == "samples in a step"  # the rest follows from the seed
 
@@ -501,6 +508,11 @@ def test_ranks_and_devices_by_themselves() -> None:
         "ranks differ: NCCL_ALGO: Ring on rank 0, Tree on rank 1",
         "ranks 0 and 1 are given the same batch in the first step, and learn the same twice",
     ]
+    drawn = {"class": "DataLoader", "batch_size": 4, "samples": 12, "sampler": "RandomSampler", "batch_sampler": "BatchSampler"}
+    one["settings"]["data"], two["settings"]["data"] = [drawn], [drawn]
+    (said,) = [text for text in worth_a_look(ranks, FirstStep()) if "shares" in text]
+    assert said.startswith("each rank draws from 12 samples by a RandomSampler, which knows no ranks: where these are the whole")
+    two["settings"]["data"] = [{**drawn, "sampler": "DistributedSampler"}]
     one["settings"]["data"] = [{"class": "DataLoader", "batch_size": 4, "samples": 14, "drop_last": False}]
     one["settings"]["modules"] = {"head": {"weight.dtype": "float32", "weight.requires_grad": False}}
     assert list(worth_a_look(ranks, step)) == [
@@ -522,6 +534,16 @@ def test_the_commit_and_the_files_that_a_script_imports(tmp_path: Path, monkeypa
     found = code()
     assert found.pop("commit") == "a" * 40
     assert list(found) == ["train.py"]
+    for path in ("part.py", "site-packages/foreign.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("a = 1")
+        module = ModuleType(path)
+        module.__file__ = str(tmp_path / path)
+        monkeypatch.setitem(sys.modules, path, module)
+    before = code()
+    assert sorted(before) == ["commit", "part.py", "train.py"]
+    (tmp_path / "part.py").write_text("a = 22")
+    assert {name for name, digest in code().items() if digest != before[name]} == {"part.py"}
     packed = tmp_path / ".git" / "packed-refs"
     (tmp_path / ".git" / "refs" / "heads" / "main").rename(packed)
     packed.write_text("b" * 40 + " refs/heads/main\n")

@@ -52,9 +52,10 @@ class FirstStep:
     samples: int = 0  # length of the first axis of what models are given, all micro-batches and ranks of the step
     passes: int = 0  # how often the model runs forward in a step, rank 0
     dtypes: Counter[str] = field(default_factory=Counter)  # what modules return, rank 0
-    draws: tuple[Draw, ...] = ()  # what draws random numbers, in order, rank 0
+    draws: dict[str, tuple[Draw, ...]] = field(default_factory=dict)  # by level: what draws random numbers, in order, rank 0
     factors: tuple[Times, ...] = ()  # by which numbers the loss is multiplied or divided before it goes backward, rank 0
     levels: tuple[str, ...] = ()
+    devices: frozenset[str] = frozenset()  # kinds of them: each has operators of its own that draw
 
 
 def first_step(capture: Capture) -> FirstStep:
@@ -80,16 +81,15 @@ def first_step(capture: Capture) -> FirstStep:
                 for name, row in one.slots.items():
                     if name.startswith(PARAM) and row["digest"] is not None:
                         weights.setdefault(path(one.scope, name.removeprefix(PARAM)), str(row["digest"]))
-    draws = tuple(_drawing(capture, ranks[0])) if ranks else ()
+    drawing = [level for level in ("aten", "api") if level in capture.levels] if ranks else []
+    draws: dict[str, tuple[Draw, ...]] = {level: tuple(_drawing(capture, ranks[0], level)) for level in drawing}
     factors = tuple(sorted(loss_factors(stream_of(capture, ranks[0], 0)))) if ranks else ()
-    return FirstStep(weights, batches, samples, passes, dtypes, draws, factors, tuple(sorted(capture.levels)))
+    devices = frozenset(str(one).partition(":")[0] for rank in capture.ranks.values() for one in rank.get("devices", ()))
+    return FirstStep(weights, batches, samples, passes, dtypes, draws, factors, tuple(sorted(capture.levels)), devices)
 
 
-def _drawing(capture: Capture, rank: int) -> Iterator[Draw]:
-    level, rows = next((one for one in ("aten", "api") if one in capture.levels), ""), load("default")
-    if not level:
-        return
-    sites = capture.sites(rank)
+def _drawing(capture: Capture, rank: int, level: str) -> Iterator[Draw]:
+    rows, sites = load("default"), capture.sites(rank)
     for one in calls(capture, rank, 0, lambda op, of: rows.row(op, of, "forward").random, ("shape", "site"), (level,)):
         frames = next((sites[row["site"]][0] for row in one.slots.values() if row["site"] in sites), ())
         shape = next((str(row["shape"]) for row in one.made), "")
@@ -126,9 +126,10 @@ def beginnings(baseline: FirstStep, candidate: FirstStep, known: Sequence[Settin
         yield Setting("module", "", "dtypes that modules return", _counts(baseline), _counts(candidate), "changes")
     if baseline.factors != candidate.factors and baseline.levels == candidate.levels:
         yield Setting("data", "", "loss is scaled", _factors(baseline), _factors(candidate), "changes")
-    level = [next((one for one in ("aten", "api") if one in side.levels), "") for side in (baseline, candidate)]
-    if level[0] == level[1] != "":
-        yield from _draws(baseline.draws, candidate.draws, sized=baseline.samples == candidate.samples)
+    finest = [next(iter(side.draws), "") for side in (baseline, candidate)]
+    level = "api" if baseline.devices != candidate.devices or finest[0] != finest[1] else finest[0]
+    if level in baseline.draws and level in candidate.draws:
+        yield from _draws(baseline.draws[level], candidate.draws[level], sized=baseline.samples == candidate.samples)
 
 
 def _draws(baseline: Sequence[Draw], candidate: Sequence[Draw], *, sized: bool) -> Iterator[Setting]:

@@ -18,6 +18,7 @@ from trueup.foundation.words.wording import counted
 LIKE_RANK_0 = ("optimizer", "scaler", "module", "switch", "version")  # equal on all ranks
 TWO_MODES = ("Dropout", "BatchNorm", "InstanceNorm")  # class name prefixes: training and evaluation differ
 DTYPE = ".dtype"
+RANKLESS = ("RandomSampler", "SequentialSampler", "WeightedRandomSampler")  # of torch.utils.data
 MOST = 3
 """Settings of two ranks that are named."""
 
@@ -51,6 +52,8 @@ def worth_a_look(capture: Capture, step: FirstStep) -> Iterator[str]:
     if frozen:
         yield f"{counted(len(frozen), 'parameter')} {'is' if len(frozen) == 1 else 'are'} frozen: {some(frozen)}"
     yield from filter(None, map(_uneven, list_of(held_by(manifest), "data")))
+    if len(ranks) > 1 and _groups(manifest) <= 1 and same_batches(step) is None:
+        yield from _shared(manifest, ranks[1][1])
     for rank, other in ranks[1:]:
         seeds = [one for one in differing(ranks[0][1], other) if one.group == "seed"]
         if seeds:
@@ -72,6 +75,19 @@ def _uneven(loader: Mapping[str, Any]) -> str:
         return ""
     last = samples % size if 0 < size < samples else 0
     return f"the last batch of {loader.get('class')} has {last:,} of {size:,} samples, for drop_last is False" if last else ""
+
+
+def _shared(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Say of the loaders of two ranks that each draws from all samples: their samplers know no ranks."""
+    for loader, there in zip(list_of(held_by(manifest), "data"), list_of(held_by(other), "data"), strict=False):
+        samples, sampler = loader.get("samples"), loader.get("sampler")
+        alone = samples == there.get("samples") and loader.get("batch_sampler") in (None, "BatchSampler")
+        if alone and isinstance(samples, int) and sampler in RANKLESS:
+            yield (
+                f"each rank draws from {samples:,} samples by a {sampler}, which knows no ranks: where these are the whole data "
+                "set, ranks are given the same samples in an epoch, and a DistributedSampler shares them out"
+            )
+            return
 
 
 def _matters(setting: Setting) -> bool:

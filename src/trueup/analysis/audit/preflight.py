@@ -204,6 +204,9 @@ def came_along(settings: Sequence[Setting], baseline: Mapping[str, Any], candida
     if all(baseline.get(name) == candidate.get(name) for name in MOVED) and not _code_differs(settings):
         return ""
     found = {name: one for one in reversed(settings) if (name := _hyper(one))}
+    told = next((one for one in settings if one.group == "argument" and _hyper(one) == RATE), None)
+    if told is not None and "schedule" in found:  # what holds in the first step is what a warm-up begins with
+        found[RATE] = told
     batch = next((_times(found[name]) for name in BATCH if name in found), None)
     said = [_said(name, one, batch) for name, one in sorted(found.items(), key=lambda pair: _place(pair[0]))]
     return f"hyper-parameters came along with the port: {'; '.join(said)}" if said else ""

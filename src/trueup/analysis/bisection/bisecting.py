@@ -23,7 +23,7 @@ from trueup.analysis.bisection.changes import KINDS, Changes
 from trueup.analysis.bisection.running import RUN, Runner
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Search, Word
 from trueup.analysis.triage.running import last_line
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted, say
@@ -95,7 +95,7 @@ def bisect(
     folder = Path(OUTPUT if output is None else output)
     _refuse(over, command, check, baseline)
     if not _is_ours(folder):
-        raise TrueupError(f"{folder} is not empty\n  next:     name another directory with -o, or remove it")
+        raise UsageError(f"{folder} is not empty\n  next:     name another directory with -o, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     offered = _offered(over, command, folder, capture, good, bad, change, most)
     named = _named(Path(suspects)) if suspects is not None else frozenset()
@@ -131,22 +131,22 @@ def _is_ours(folder: Path) -> bool:
 
 def _refuse(over: str, command: Sequence[str], check: str | None, baseline: str | Path | None) -> None:
     if over not in KINDS:
-        raise TrueupError(
+        raise UsageError(
             f"There is no search over {over}.\n"
             f"  expected: one of {', '.join(KINDS)}\n  got:      {over}\n"
             "  next:     --over scopes"
         )
     if not command:
         example = "trueup bisect --over scopes --check 'python judge.py' -- python train.py"
-        raise TrueupError(f"There is nothing to run.\n  expected: the training's command\n  got:      none\n  next:     {example}")
+        raise UsageError(f"There is nothing to run.\n  expected: the training's command\n  got:      none\n  next:     {example}")
     if check is not None and baseline is not None:
-        raise TrueupError("--check and --baseline exclude each other.\n  next:     leave one of them out")
+        raise UsageError("--check and --baseline exclude each other.\n  next:     leave one of them out")
     try:
         words = shlex.split(check or "")
     except ValueError as error:
-        raise TrueupError(f"--check cannot be read: {error}\n  got:      {check}\n  next:     close its quotes") from None
+        raise UsageError(f"--check cannot be read: {error}\n  got:      {check}\n  next:     close its quotes") from None
     if check is not None and not words:
-        raise TrueupError(
+        raise UsageError(
             "--check is empty.\n"
             "  expected: a command\n"
             "  next:     leave it out: the training's own exit code is asked then"
@@ -158,7 +158,7 @@ def _offered(
     change: Sequence[str], most: int | None,
 ) -> Changes:  # fmt: skip
     if over in ("environment", "packages", "commits") and good is None:
-        raise TrueupError(f"--over {over} needs the good side.\n  next:     --good {'v1.0' if over == 'commits' else 'runs/good'}")
+        raise UsageError(f"--over {over} needs the good side.\n  next:     --good {'v1.0' if over == 'commits' else 'runs/good'}")
     if over == "environment":
         return changes.environment(changes.variables(str(good)), None if bad is None else changes.variables(bad))
     if over == "packages":
@@ -169,7 +169,7 @@ def _offered(
         return changes.commits(str(good), bad or "HEAD", folder)
     if over == "steps":
         if most is None or most < 1 or not any("{steps}" in word for word in command):
-            raise TrueupError(
+            raise UsageError(
                 "--over steps needs a training whose length can be chosen.\n  expected: {steps} in its command, and --most N\n"
                 "  next:     trueup bisect --over steps --most 1000 -- python train.py --max-steps {steps}"
             )

@@ -29,7 +29,7 @@ from trueup.analysis.triage.running import switched_off
 from trueup.foundation import toml
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.redaction import MASK, redacted
 from trueup.foundation.redaction.variables import is_recorded
 from trueup.foundation.store import Capture, open_capture
@@ -138,7 +138,7 @@ def _line(word: str) -> str:
     if word == "deterministic":
         return "deterministic = true"
     allowed = ", ".join((*DTYPES, *DEVICES, "deterministic"))
-    raise TrueupError(f"There is no change {word!r}.\n  expected: one of {allowed}\n  got:      {word}\n  next:     correct --as")
+    raise UsageError(f"There is no change {word!r}.\n  expected: one of {allowed}\n  got:      {word}\n  next:     correct --as")
 
 
 def _frameworks(capture: Capture) -> set[str]:
@@ -289,7 +289,7 @@ def variables(source: str) -> dict[str, str]:
     pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
     wrong = next((name for name, equals, _ in pairs if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name)), None)
     if wrong is not None:
-        raise TrueupError(
+        raise UsageError(
             f"{source} is no environment.\n"
             f"  expected: lines NAME=value\n  got:      {wrong}\n"
             "  next:     correct it: env > FILE"
@@ -327,7 +327,7 @@ def _of_capture(path: str, key: str, names: re.Pattern[str]) -> dict[str, str]:
 def _commit(name: str) -> str:
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
     if not COMMIT.fullmatch(found):
-        raise TrueupError(
+        raise UsageError(
             f"{name} is no commit.\n"
             f"  expected: a commit, a branch or a tag\n  got:      {name}\n"
             "  next:     git log --oneline"
@@ -342,7 +342,7 @@ def _git(*arguments: str) -> str:
         raise TrueupError(f"git cannot be run: {error.strerror or error}") from None
     if made.returncode:
         said = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
-        raise TrueupError(
+        raise (UsageError if arguments[0] == "rev-parse" else TrueupError)(
             f"git {arguments[0]} failed.\n"
             f"  where:    {Path.cwd()}\n  got:      {said}\n"
             "  next:     run it inside the training's repository"

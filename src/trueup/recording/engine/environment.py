@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,14 @@ def described(
 MOST_FILES = 200
 LARGEST = 1 << 20
 """Bytes of a file of code that is read."""
-FOREIGN = ("site-packages", "dist-packages", "node_modules")
+FOREIGN = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "node_modules"))
 """Folders whose code is a package's, of which versions tell."""
 
 
 def code() -> dict[str, str]:
     """Return ``{"commit": hash, path below the repository: digest}`` of the script and of the modules beside it."""
     found: dict[str, str] = {}
-    script = _file(sys.modules.get("__main__")) or Path(sys.argv[0] if sys.argv else "")
+    script = Path(_file(sys.modules.get("__main__")) or (sys.argv[0] if sys.argv else ""))
     with contextlib.suppress(OSError, ValueError):  # a folder that nobody may read tells nothing
         if script.is_file():
             script = script.resolve()
@@ -83,19 +84,29 @@ def code() -> dict[str, str]:
 
 
 def _digests(script: Path, root: Path) -> dict[str, str]:
-    ours = Path(__file__).resolve().parents[2]
-    loaded = {path for one in list(sys.modules.values()) if (path := _file(one)) is not None}
-    files = [one for one in loaded if root in one.parents and ours not in one.parents and not set(FOREIGN) & set(one.parts)]
+    """Return a digest of the script and of each loaded file below ``root`` that is no package's. Paths are compared as texts: a
+    process has thousands of modules, and each capture looks at all of them."""
+    below, ours = (os.path.normcase(folder / "_")[:-1] for folder in (root, Path(__file__).resolve().parents[2]))
+    loaded = {path: os.path.normcase(path) for one in list(sys.modules.values()) if (path := _file(one))}
+    here = [path for path, text in loaded.items() if text.startswith(below) and not text.startswith(ours)]
+    files = sorted(Path(path) for path in here if not any(folder in loaded[path] for folder in FOREIGN))
     found = {}
-    for one in [script, *sorted(files)][:MOST_FILES]:
-        if one.stat().st_size <= LARGEST:
-            found[one.relative_to(root).as_posix()] = xxhash.xxh3_64_hexdigest(one.read_bytes())
+    for one in [script, *files][:MOST_FILES]:
+        state = one.stat()
+        if state.st_size <= LARGEST:
+            found[one.relative_to(root).as_posix()] = _digest(one, state.st_mtime_ns, state.st_size)
     return found
 
 
-def _file(module: object) -> Path | None:
+@lru_cache(maxsize=4 * MOST_FILES)
+def _digest(path: Path, _changed: int, _size: int) -> str:
+    """Return the digest of a file, read once until its time or size changes."""
+    return xxhash.xxh3_64_hexdigest(path.read_bytes())
+
+
+def _file(module: object) -> str:
     held = getattr(module, "__dict__", {}).get("__file__")
-    return Path(held) if isinstance(held, str) and held.endswith(".py") else None
+    return held if isinstance(held, str) and held.endswith(".py") else ""
 
 
 def _commit(git: Path) -> str:
