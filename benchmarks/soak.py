@@ -102,6 +102,7 @@ def soak(
         for k in range(1, steps + 1):
             step()
             if k % (steps // POINTS) == 0:
+                recorder.flush()  # which would be done within a second
                 while recorder._rows or recorder._flusher.backlog.held:  # what waits for the disk is no leak
                     threading.Event().wait(0.05)
                 points.append((k, measured()))

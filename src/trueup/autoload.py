@@ -39,9 +39,11 @@ def autoload() -> None:
         profiling.begin(os.environ[PROFILE])
 
 
-def stand_in_for_tensorflow() -> None:
-    """Let ``import npu_device`` and ``import npu_bridge`` find the simulated device, if the environment asks for it."""
+def stand_in_elsewhere() -> None:
+    """Let ``import npu_device`` and ``import npu_bridge`` find the simulated device, and Paddle its own, if the environment asks
+    for it."""
     if os.environ.get(VARIABLE, "") not in ("", "0", "shapes"):
-        from trueup.simdev import tensorflow
+        from trueup.simdev import paddle, tensorflow
 
         tensorflow.install()
+        paddle.install()

@@ -547,6 +547,18 @@ def test_a_weight_of_another_shape_and_what_makes_a_loss_have_their_settings() -
     assert not with_causes(culprits[1:], *sides)[0][0].cause
 
 
+def test_what_a_script_was_told_explains_weights_of_that_shape_and_the_model_that_holds_them() -> None:
+    sides = [{"settings": {"arguments": {"hidden_dim": n}}} for n in (16, 32)]
+    made = dataclasses.replace(slot("", "", "output.0"), shape=("(60, 16)", "(60, 32)"))
+    drawn = finding(rule="random", slots=(made,), op="torch.Tensor.normal_")
+    model = finding("operator", level="module", step=1, op="GCN")
+    inner = dataclasses.replace(model, scope="gc1")
+    kept, _ = with_causes([drawn, model, inner], *sides)
+    assert [(one.cause, one.alike, one.scope) for one in kept] == [
+        ("hidden_dim: 16 in the baseline, 32 in the candidate", 1, ""), ("", 0, "gc1"),
+    ]  # fmt: skip
+
+
 def test_weights_that_begin_otherwise_do_not_follow_from_micro_batches() -> None:
     passes = "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up"
     drawn, data = finding("region", op="tf.raw_ops.StatelessRandomNormalV2"), finding("input", op="split")

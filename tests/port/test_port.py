@@ -119,6 +119,8 @@ KERNELS = {
     "model.py": "import torch\ntry:\n    from ops import Scan\n    fast = True\nexcept ImportError:\n    fast = False\n\n\n"
     "def scan(x):\n    if fast and x.device.type == 'cuda':\n        return Scan.apply(x)\n    return x.cumsum(0)\n\n\n"
     "def plain(x):\n    return x if x.is_cuda else x.cuda()\n",
+    "cudnn.py": "import torch\n\n\ndef can(x):\n    if not torch.backends.cudnn.enabled or x.device.type != 'cuda':\n"
+    "        return False\n    return True\n",
     "plugin.py": "import torch\nfrom torch.utils.cpp_extension import load\n_plugin = None\n\n\n"
     "def begin():\n    global _plugin\n    try:\n"
     "        _plugin = load('act', ['act.cu'])\n    except Exception:\n        pass\n    return _plugin is not None\n\n\n"
@@ -142,7 +144,7 @@ def test_what_guards_kernels_asks_about_cuda(tmp_path: Path) -> None:
     reasons = {(one.path, one.line): (one.reason.partition(":")[0], one.look) for one in result.seen}
     assert reasons["ops.py", 2] == ("kernels in CUDA, built by setup.py", True)
     assert reasons["plugin.py", 9] == ("kernels in CUDA, built here", False)
-    assert reasons["model.py", 10][0] == "it guards kernels in CUDA"
+    assert reasons["model.py", 10][0] == reasons["cudnn.py", 5][0] == "it guards kernels in CUDA, or cuDNN's"
 
 
 @pytest.mark.usefixtures("autoloaded")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +347,12 @@ class Encoder(nn.Module):
         return self.head(self.layers(x))
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Record the training of an encoder with these arguments of `train_encoder`, once."""
+    return cache(lambda *how: train_encoder(tmp_path_factory.mktemp("encoder"), *how))
+
+
 def train_encoder(into: Path, form: str, device: str, noise: Sequence[str] = (), fault: str = "") -> Path:
     simdev.install()
     with ExitStack() as stack:
@@ -369,19 +375,17 @@ def train_encoder(into: Path, form: str, device: str, noise: Sequence[str] = (),
 @pytest.mark.parametrize("forms", [("one by one", "fused"), ("one by one", "foreach"), ("foreach", "fused")], ids=" - ".join)
 @pytest.mark.parametrize("noise", [(), ("reordered-reductions", "fused-multiply-add")], ids=["exact", "noise"])
 def test_another_optimizer_of_a_bias_whose_gradient_is_part_rounding(
-    forms: tuple[str, str], noise: Sequence[str], tmp_path: Path
+    forms: tuple[str, str], noise: Sequence[str], encoder: Callable[..., Path]
 ) -> None:
     """A third of a packed bias has a gradient of nothing but rounding, and Adam makes full steps of it, in every step anew."""
-    sides = train_encoder(tmp_path / "cpu", forms[0], "cpu"), train_encoder(tmp_path / "npu", forms[1], "npu", noise)
+    sides = encoder(forms[0], "cpu"), encoder(forms[1], "npu", noise)
     for level in (None, ("module", "api")):
         is_aligned(trueup.compare(*sides, level=level))
 
 
 @pytest.mark.parametrize("forms", [("one by one", "foreach"), ("fused", "one by one")], ids=" - ".join)
-def test_a_fault_of_another_optimizer_of_such_a_bias(forms: tuple[str, str], tmp_path: Path) -> None:
-    fault = "adam-second-moment-value"
-    sides = train_encoder(tmp_path / "cpu", forms[0], "cpu"), train_encoder(tmp_path / "npu", forms[1], "npu", (), fault)
-    first = named(trueup.compare(*sides))
+def test_a_fault_of_another_optimizer_of_such_a_bias(forms: tuple[str, str], encoder: Callable[..., Path]) -> None:
+    first = named(trueup.compare(encoder(forms[0], "cpu"), encoder(forms[1], "npu", (), "adam-second-moment-value")))
     assert (first.phase, first.step, first.kind) == ("optimizer", 0, "operator")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.simdev.paddle import COMPILERS, build
+from trueup.simdev.paddle import COMPILERS, ROOT, build, install
 
 FOLDER = Path(__file__).parent
 CASES = FOLDER / "cases"
@@ -45,3 +45,27 @@ def test_cases_on_a_second_device(tmp_path: Path) -> None:
     build(tmp_path, name="host", devices=2)
     files = sorted(path.name for path in CASES.glob("device_*.py"))
     run(files, CUSTOM_DEVICE_ROOT=str(tmp_path), FLAGS_use_stride_kernel="0")  # strided copies need kernels of the device
+
+
+def test_a_script_finds_the_simulated_device_by_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trueup simdev run`, and a sentence where the device cannot be built."""
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip("no C++ compiler to build the device with")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = "import os, paddle\npaddle.set_device('npu:1')\nprint(paddle.ones([2]).place)"
+    command = [sys.executable, "-m", "trueup", "simdev", "run", "--devices", "2", "--", sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.stdout.splitlines()[-1:] == ["Place(npu:1)"], ended.stderr[-2000:]
+
+
+def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv(ROOT, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    install()
+    (finder,) = [one for one in sys.meta_path if type(one).__name__ == "_BeforePaddle"]
+    assert finder.find_spec("torch") is None
+    assert finder.find_spec("paddle") is None  # type: ignore[func-returns-value]
+    assert finder not in sys.meta_path
+    assert "trueup: Paddle has no simulated device here: Paddle's simulated device cannot be built." in capsys.readouterr().err
+    assert ROOT not in os.environ

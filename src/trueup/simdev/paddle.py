@@ -1,7 +1,7 @@
 """The simulated accelerator of Paddle: a custom device ``npu``, built once from `paddle_device.cc` for the installed Paddle.
 
-Paddle looks for devices in the folder ``CUSTOM_DEVICE_ROOT`` when it is imported. The device has memory of its own kind and no
-kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's.
+Paddle looks for devices in the folder ``CUSTOM_DEVICE_ROOT`` when it is imported, so that is set right before (`install`). The
+device has memory of its own kind and no kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from trueup.foundation.model import TrueupError
 
 SOURCE = Path(__file__).with_name("paddle_device.cc")
+ROOT, DEVICES = "CUSTOM_DEVICE_ROOT", "TRUEUP_SIMULATED_DEVICES"
+"""Environment variables: where Paddle looks for devices, and how many the simulated one has."""
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300
 
@@ -64,7 +68,26 @@ def environment(devices: int = 1) -> dict[str, str]:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trueup", f"paddle-{mark}-{devices}")
     if not (root / "libtrueup_device.so").exists():
         build(root, devices=devices)
-    return {"CUSTOM_DEVICE_ROOT": str(root), "FLAGS_use_stride_kernel": "0"}  # strided copies need kernels of the device
+    return {ROOT: str(root), "FLAGS_use_stride_kernel": "0"}  # strided copies need kernels of the device
+
+
+def install() -> None:
+    """Let Paddle find the device when it is imported, if it has no other: built then, the first time."""
+    if ROOT not in os.environ and "paddle" not in sys.modules:
+        sys.meta_path.insert(0, _BeforePaddle())
+
+
+class _BeforePaddle:
+    """Sets what Paddle's import reads, right before it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002 - the interface of a finder
+        if name != "paddle":
+            return
+        sys.meta_path.remove(self)
+        try:
+            os.environ.update(environment(int(os.environ.get(DEVICES) or 1)))
+        except (TrueupError, OSError, ValueError) as error:
+            print(f"trueup: Paddle has no simulated device here: {error}", file=sys.stderr)
 
 
 def _read(file: str) -> bytes:

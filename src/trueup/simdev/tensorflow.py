@@ -187,10 +187,3 @@ def check_session(config: Any) -> list[str]:
             if name == "deterministic" and str(value) == "1":
                 raise NotImplementedError("NpuOptimizer: deterministic=1: call tf.config.experimental.enable_op_determinism()")
     return unknown
-
-
-def environment(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables with which a Python finds the device, `TRUEUP_SIMULATED` besides."""
-    from trueup.recording.recorder.launch import search_path
-
-    return {"PYTHONPATH": search_path(given)}

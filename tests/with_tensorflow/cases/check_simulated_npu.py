@@ -62,7 +62,7 @@ def test_a_training_for_the_device_is_compared_with_that_of_the_cpu(tmp_path: Pa
         start("capture", "-o", tmp_path / "cpu", "--", sys.executable, HERE / "train.py"),
         start("capture", "-o", tmp_path / "npu", "--", *here, **npu),
         start("capture", "-o", tmp_path / "broken", "--", *here, **npu, TRUEUP_SIMDEV_FAULT="tanh-backward-without-square"),
-        start("simdev", "run", "--tensorflow", "--", sys.executable, "-c", SESSION),
+        start("simdev", "run", "--", sys.executable, "-c", SESSION),
     ]
     said = [(*run.communicate(), run.returncode) for run in runs]
     assert [code for *_, code in said] == [0, 0, 0, 0], "\n".join(err[-2000:] for _, err, _ in said)

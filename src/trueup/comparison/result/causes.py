@@ -330,7 +330,8 @@ def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, caus
         inside = inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0])
         told = own is not None or cause != ""
         inside = inside or _is_backward_of(finding, one)
-        if one.cause and (drawn or inside or (not told and (_is_around(finding, one) or _is_computed(finding, one)))):
+        follows = _is_around(finding, one) or _is_computed(finding, one) or _is_of_other_weights(finding, one)
+        if one.cause and (drawn or inside or (not told and follows)):
             return at
     return None
 
@@ -352,6 +353,12 @@ def _is_around(finding: Finding, inner: Finding) -> bool:
     within = inner.scope != finding.scope and f"{inner.scope}.".startswith(f"{finding.scope}." if finding.scope else "")
     later = finding.step > inner.step and (finding.rank, finding.phase) == (inner.rank, inner.phase)
     return finding.kind == "operator" and finding.level == "module" and later and within and _lacks_tensor(inner)
+
+
+def _is_of_other_weights(finding: Finding, drawn: Finding) -> bool:
+    """Tell whether a model as a whole returns something else and weights were drawn before in another shape: it holds them."""
+    outermost = finding.kind == "operator" and finding.level == "module" and not finding.scope and finding.rank == drawn.rank
+    return outermost and _draws(drawn) and not drawn.scope and any(slot.shape[0] != slot.shape[1] for slot in drawn.slots)
 
 
 FORMS: tuple[Callable[[float], float], ...] = (lambda n: 1 / n, lambda n: n**0.5, lambda n: n**-0.5)
@@ -454,6 +461,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
         seeds = drawn and not finding.scope and "seed" in setting.name
+        if drawn and _sized(setting, finding):  # weights are drawn where their module is built
+            return True
         return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's

@@ -31,20 +31,13 @@ simdev = typer.Typer(
 def run_command(
     command: Command = None,
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
-    paddle: Annotated[bool, typer.Option("--paddle", help="For Paddle, too: its device is built the first time.")] = False,
-    of_tensorflow: Annotated[
-        bool, typer.Option("--tensorflow", help="For TensorFlow, too: import npu_device and npu_bridge find it.")
-    ] = False,
 ) -> int:
-    """Run a command with a device `npu` in PyTorch, and in Paddle and TensorFlow if asked; the exit code is the command's."""
-    from trueup.recording.recorder.launch import program, run_to_the_end
-    from trueup.simdev import tensorflow
-    from trueup.simdev.paddle import environment
+    """Run a command with a device `npu` in PyTorch and in Paddle, where it is built the first time; in TensorFlow `npu_device` and
+    `npu_bridge` find it. The exit code is the command's."""
+    from trueup.recording.recorder.launch import program, run_to_the_end, search_path
 
     words = required(command, "run", "simdev run")
-    more = environment(devices) if paddle else {}
-    more |= tensorflow.environment(dict(os.environ)) if of_tensorflow else {}
-    given = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": str(devices), **more}
+    given = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": str(devices), "PYTHONPATH": search_path(os.environ)}
     return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
 
 

@@ -14,7 +14,7 @@ from trueup.migration.port.reading import FUNCTIONS, Script
 BUILDER = "torch.utils.cpp_extension"
 LOADS = (f"{BUILDER}.load", f"{BUILDER}.load_inline")
 NEXT = "write them with PyTorch's functions, run them on the CPU, or develop an operator for the device"
-GUARD = "it guards kernels in CUDA: another device goes on where they are not"
+GUARD = "it guards kernels in CUDA, or cuDNN's: another device goes on where they are not"
 CONDITIONS = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.NamedExpr)
 """What a condition is made of."""
 
@@ -37,7 +37,7 @@ class Kernels:
 
     def guards(self, script: Script) -> set[ast.AST]:
         """Return all nodes of the conditions that guard kernels: what they ask about CUDA stays."""
-        found: set[ast.AST] = set()
+        found = _asks_for_cudnn(script)
         for node in script.scopes if self._any else ():
             if isinstance(node, (ast.If, ast.IfExp)):
                 region = [node.test, *(node.body if isinstance(node, ast.If) else [node.body])]
@@ -223,3 +223,19 @@ def _goes_on(script: Script, node: ast.AST) -> bool:
 
 def _within(name: str, modules: set[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _asks_for_cudnn(script: Script) -> set[ast.AST]:
+    """Return the nodes of functions that say yes or no and ask for cuDNN on the way: they guard its own operators."""
+    found: set[ast.AST] = set()
+    for function in script.opened:
+        returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+        if isinstance(function, ast.FunctionDef) and returns and all(_says(node.value) for node in returns):
+            names = (script.qualified(node) for node in ast.walk(function) if isinstance(node, ast.Attribute))
+            if any((name or "").startswith("torch.backends.cudnn") for name in names):
+                found.update(node for statement in function.body for node in ast.walk(statement))
+    return found
+
+
+def _says(value: ast.AST | None) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, bool)

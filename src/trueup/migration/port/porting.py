@@ -40,6 +40,12 @@ MOST_BYTES = 64 << 20
 """Bytes that a file that is no script is looked at with."""
 LETTERS = re.compile(rb"cuda|nccl", re.IGNORECASE)
 READABLE = f"a script in UTF-8 that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+ELSEWHERE = {
+    "import paddle": "a script of Paddle says paddle.set_device('npu'): try it by trueup simdev run -- python train.py",
+    "import tensorflow": "a script of TensorFlow imports npu_device (npu_bridge before version 2): try it by"
+    " trueup simdev run -- python train.py",
+}
+"""What is said of scripts of another framework, by what they import."""
 NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
 
 
@@ -213,10 +219,11 @@ def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.S
             unread[path] = str(error)
     if not any(b"torch" in script.data for script in scripts):
         first = "".join(f"; {one}" for one in list(unread.values())[:1])
+        other = next((name for name in ELSEWHERE for script in scripts if name.encode() in script.data.lower()), None)
         raise TrueupError(
             f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
             f"  got:      {counted(len(scripts), 'script')} without it" + f"{first}\n"
-            "  next:     name the folder that holds the training"
+            f"  next:     {ELSEWHERE[other] if other else 'name the folder that holds the training'}"
         )
     unread |= {path: f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)}
     notebooks = [path for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]

@@ -1,5 +1,5 @@
-"""Found first on PYTHONPATH by every Python of `trueup capture -- COMMAND`, or `trueup simdev run --tensorflow -- COMMAND`; runs
-the one it hides, then arms."""
+"""Found first on PYTHONPATH by every Python of `trueup capture -- COMMAND`, or `trueup simdev run -- COMMAND`; runs the one it
+hides, then arms."""
 
 import importlib.machinery
 import importlib.util
@@ -23,9 +23,9 @@ def _arm() -> None:
 
         install()
         if os.environ.get("TRUEUP_SIMULATED"):
-            from trueup.autoload import stand_in_for_tensorflow
+            from trueup.autoload import stand_in_elsewhere
 
-            stand_in_for_tensorflow()
+            stand_in_elsewhere()
     except Exception as error:  # noqa: BLE001 - a Python that is not Trueup's runs on
         said = f"trueup: {sys.executable} cannot import trueup, so this process is not captured: {error}"
         print(said, file=sys.stderr)
