@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.migration.export import export
+from trueup.migration.export import export, exporting
 from trueup.migration.export.exporting import error
 
 onnx = pytest.importorskip("onnx")
@@ -125,3 +128,19 @@ def test_a_graph_judges_what_another_made_of_its_values(tmp_path: Path) -> None:
     assert [run.judge("y", value * np.float32(1 + e)).verdict for e in (1e-7, 1e-3)] == ["accurate", "wrong"]  # type: ignore[union-attr]
     assert run.judge("at", 1 - run.values["at"]).verdict == "wrong"  # type: ignore[union-attr]
     assert "test_export.py" in run.line("y")
+
+
+def test_a_half_model_may_be_as_far_as_its_own_rounding() -> None:
+    exact = np.linspace(1, 2, 64)
+    here = exact * (1 + 4e-4)
+
+    def in_float64(inputs: Any) -> list[Any]:
+        if inputs[0].ndim == 1:
+            raise TypeError("a dtype is written down")
+        return [exact]
+
+    model = SimpleNamespace(outputs=lambda inputs: [here], exact=in_float64)
+    session = SimpleNamespace(run=lambda names, feeds: [exact * (1 - 4e-4)], get_inputs=lambda: [SimpleNamespace(name="x")])
+    run = exporting._compared(model, session, [torch.ones(2, 4)])
+    assert exporting.OUTPUT < run.error < run.limit == pytest.approx(1.2e-3, rel=0.01)
+    assert exporting._compared(model, session, [torch.ones(2)]).limit == exporting.OUTPUT

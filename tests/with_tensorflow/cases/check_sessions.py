@@ -122,5 +122,6 @@ def test_a_variable_that_a_run_writes_is_read_before(tmp_path: Path) -> None:
     assert {round(row["l2"] ** 2, 3) for row in first if row["op"].endswith(("VariableV2", "Identity"))} == {30.0}
     assert trueup.compare(tmp_path / "right", tmp_path / "again").verdict == "aligned"
     found = trueup.compare(tmp_path / "right", tmp_path / "wrong")
-    assert "first culprit: tf.raw_ops.Mul" in str(found)
-    assert "further" not in str(found)
+    assert "DEVIATES  tf.raw_ops.Mul at " in str(found)
+    assert "1.0 in the baseline, 1.0099" in str(found)
+    assert "further culprit" not in str(found)

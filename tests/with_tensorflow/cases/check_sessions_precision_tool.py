@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -93,7 +94,7 @@ def prompt(folder: Path, block: str) -> subprocess.CompletedProcess[str]:
 def test_whole_network_comparison(trained: Path) -> None:
     folder = trained / "network"
     assert "Set tensorflow seed 2022" in (folder / "baseline.py.out").read_text()
-    assert "precision_data/tf/capture" in (folder / "baseline.py.err").read_text()
+    assert "precision_data/tf/dump" in (folder / "baseline.py.err").read_text()
     assert [(folder / f"{block}.py.out").read_text().count("loss") for block in ("baseline", "candidate")] == [3, 3]
     ran = prompt(folder, "compare")
     assert (ran.returncode, ran.stderr) == (1, "")
@@ -234,13 +235,16 @@ def test_an_earlier_run_is_replaced_by_one_process_only(tmp_path: Path, monkeypa
             recording.end()
     import trueup
 
-    rows = trueup.open_capture(config.baseline()).records(["op", "slot", "max"]).to_pylist()
+    rows = trueup.open_capture(config.baseline()).records(["op", "slot", "max", "value"]).to_pylist()
+    (argument,) = (row["value"] for row in rows if row["op"].endswith("Mul") and row["value"])  # written down, no input
+    assert json.loads(argument)["input.1"] == 2.0
+    assert not any(row["slot"] == "input.1" for row in rows)
     assert [row["max"] for row in rows if row["op"].endswith("Mul") and row["slot"] == "output.0"] == [4.0]
     monkeypatch.setattr("trueup.recording.adapters.tensorflow.session.rank_and_world", lambda: (0, 2))
     with pytest.raises(TrueupError, match="siblings may be writing there"):
         tf_config.sess_dump(None)
-    (tmp_path / "precision_data" / "tf" / "capture" / "manifest.json").unlink()
-    (tmp_path / "precision_data" / "tf" / "capture" / "mine.txt").write_text("")
+    (tmp_path / "precision_data" / "tf" / "dump" / "manifest.json").unlink()
+    (tmp_path / "precision_data" / "tf" / "dump" / "mine.txt").write_text("")
     monkeypatch.setattr("trueup.recording.adapters.tensorflow.session.rank_and_world", lambda: (None, 1))
     with pytest.raises(TrueupError, match="no capture"):
         tf_config.sess_dump(None)

@@ -46,17 +46,17 @@ def fusion() -> Path:
 
 def baseline() -> Path:
     """Return the native capture of `sess_dump`."""
-    return data() / "tf" / "capture"
+    return data() / "tf" / "dump"
 
 
 def candidate() -> Path:
     """Return the native capture of the action ``dump``."""
-    return data() / "npu" / "debug_0" / "capture"
+    return data() / "npu" / "debug_0" / "dump"
 
 
 def overflow() -> Path:
     """Return the folder in which a watch saves the steps that overflow (action ``overflow``)."""
-    return data() / "overflow" / "watch"
+    return data() / "overflow" / "dump"
 
 
 def results() -> Path:

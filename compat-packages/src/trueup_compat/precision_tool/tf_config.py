@@ -45,7 +45,7 @@ def seed_everything(seed: int = settings.DUMP_SEED) -> None:
 
 
 def sess_dump(sess: Any) -> Any:
-    """Record what sessions compute from now on, as the baseline (``precision_data/tf/capture``); return the session.
+    """Record what sessions compute from now on, as the baseline (``precision_data/tf/dump``); return the session.
 
     Raises:
         TrueupError: something that is no capture is in the way.

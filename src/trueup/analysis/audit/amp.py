@@ -22,10 +22,11 @@ from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import wider_module
 from trueup.analysis.audit.census import FINEST, Census, Counting, finest
 from trueup.analysis.audit.danger import family
+from trueup.analysis.audit.one_run import scales_loss
 from trueup.analysis.audit.reading import Found, Steps, calls, parts, stream_of
 from trueup.comparison.result.shown import loss_factors
 from trueup.foundation.facts.anomaly import OverflowResult
-from trueup.foundation.settings import held_by, list_of, modules_of
+from trueup.foundation.settings import modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean, counted, number
 
@@ -261,10 +262,9 @@ def _scaling(
     manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str, *, scaled: bool
 ) -> list[Advice]:
     """Advise on a loss scale that is not there (``scaled``: by hand it is), that collapsed, or that no gradient needs."""
-    scalers = [one for one in list_of(held_by(manifest), "scalers") if one.get("enabled") is not False]
     trains = bool(ranges.gradients)
     kind = "static will do, for gradients are of one size in all steps" if ranges.steady else "dynamic (torch.amp.GradScaler)"
-    if narrow == HALF and trains and not scalers and not found.scale and not scaled:
+    if narrow == HALF and trains and not scales_loss(manifest) and not found.scale and not scaled:
         first = f"first scale {number(ranges.first_scale)}" if ranges.first_scale else "first scale 65536"
         return [Advice("a loss scale is missing", f"gradients in float16 below {FLUSHED:.1e} become zero; {first}, {kind}")]
     collapsed = any(one.kind == "loss_scale" for one in found.anomalies) or _collapsed([one.scale for one in found.scale], found)

@@ -29,7 +29,7 @@ def odd(capture: Capture, step: FirstStep) -> Iterator[str]:
     yield from _modes(manifest)
     yield from _left_out(manifest)
     yield from _switched(manifest)
-    if _in_half(manifest, step) and not _scales(manifest):
+    if _in_half(manifest, step) and not scales_loss(manifest):
         yield "the run computes in float16 without a scaler of the loss: small gradients become 0"
     ranks = sorted(capture.ranks.items())
     for rank, other in ranks[1:]:
@@ -159,7 +159,7 @@ def _in_half(manifest: Mapping[str, Any], step: FirstStep) -> bool:
     return held or step.dtypes["float16"] > 0
 
 
-def _scales(manifest: Mapping[str, Any]) -> bool:
+def scales_loss(manifest: Mapping[str, Any]) -> bool:
     """Tell whether a run scales its loss; a run without an optimizer trains nothing."""
     held = held_by(manifest)
     optimizers = [str(one.get("class", "")) for one in list_of(held, "optimizers")]

@@ -22,7 +22,8 @@ from trueup.migration.export.nodes import kept as _property
 
 OUTPUT = 1e-4
 """Relative L2 error of an output up to which it is the same: the porting guide's criterion for whole networks, a mean absolute
-difference of at most 1e-4, by the output's size."""
+difference of at most 1e-4, by the output's size. A model in float16 is itself further from its float64 self: `OWN` times that."""
+OWN = 3.0  # each of two runs that round alike may be that far from the exact result, in any direction, and a half more
 ATC_OPSET = 11  # the porting guide (CANN 5): "ATC supports only 11"; later versions take more
 ATC_TYPES = ("DOUBLE", "COMPLEX64", "COMPLEX128", "STRING")  # the guide's toolkit has no kernels for them
 FX = re.compile(r".*target=torch\.ops\.(\w+)\.(\w+).*", re.DOTALL)
@@ -30,10 +31,12 @@ FX = re.compile(r".*target=torch\.ops\.(\w+)\.(\w+).*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One comparison: batch size and the largest relative L2 error of the outputs; infinite where shapes or NaN differ."""
+    """One comparison: batch size, the largest relative L2 error of the outputs (infinite where shapes or NaN differ), and the error
+    up to which they are the same."""
 
     batch: int
     error: float
+    limit: float = OUTPUT
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Exported:
     @property
     def exit_code(self) -> int:
         """0: the same numbers, node by node; 1: others; 2: it could not be told."""
-        if any(node.word == "wrong" for node in self.differ) or any(run.error > OUTPUT for run in self.runs):
+        if any(node.word == "wrong" for node in self.differ) or any(run.error > run.limit for run in self.runs):
             return 1
         return 2 if self.differ or self.unjudged else 0
 
@@ -96,7 +99,7 @@ class Exported:
             "schema": "trueup-export", "schema_version": 1, "sentence": self.sentence, "file": str(self.file), "opset": self.opset,
             "dynamic": self.dynamic, "chosen": self.chosen, "nodes": self.nodes, "judged": self.judged, "unjudged": self.unjudged,
             "first": first, "differ": [asdict(node) for node in self.differ], "atc": list(self.atc),
-            "runs": [{"batch": run.batch, "error": run.error} for run in self.runs],
+            "runs": [{"batch": run.batch, "error": run.error, "limit": run.limit} for run in self.runs],
         }  # fmt: skip
 
 
@@ -138,11 +141,22 @@ def export(
     batches = [1, made.batch + 1] if dynamic and made.batch else [made.batch] if made.batch else []
     variants = made.variants(batches)
     session = _session(runtime, proto.SerializeToString())
-    runs = tuple(Run(_batch(one), _apart(made.outputs(one), _run(session, one))) for one in variants)
+    runs = tuple(_compared(made, session, one) for one in variants)
     differ, judged, unjudged = _judged(onnx, runtime, proto, made, variants, dynamic=dynamic, capture=capture, fresh=check)
     atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
     nodes, outputs = len(proto.graph.node), len(proto.graph.output)
     return Exported(output, version, dynamic, chosen, nodes, runs, tuple(differ), judged, outputs, unjudged, atc)
+
+
+def _compared(made: Any, session: Any, inputs: Sequence[Any]) -> Run:
+    right = made.outputs(inputs)
+    apart, limit = _apart(right, _run(session, inputs)), OUTPUT
+    if apart > limit:
+        try:
+            limit = max(limit, OWN * _apart(made.exact(inputs), right))
+        except Exception:  # noqa: BLE001 - of the user's code: it cannot be run in float64
+            limit = OUTPUT
+    return Run(_batch(inputs), apart, limit if np.isfinite(limit) else OUTPUT)
 
 
 def _judged(
@@ -217,7 +231,8 @@ def _session(runtime: Any, model: bytes) -> Any:
     try:
         return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
-        raise _refused("onnxruntime", "a model that it can run", first_line(error)) from None
+        expected = "a model that it can run on the CPU, where it has few kernels of bfloat16: export in float32 or float16"
+        raise _refused("onnxruntime", expected, first_line(error)) from None
 
 
 def _run(session: Any, inputs: Sequence[Any] | Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:

@@ -186,6 +186,8 @@ class ThreadState:
     """Gradient functions under way that users wrote: what they execute is inside them."""
     stepping: int = 0
     """How many optimizers' steps are under way, one inside another."""
+    scaling: bool = False
+    """Whether a scaler of the loss steps."""
     tracing: int = 0
     """How many twins of functions are under way: what is put into a graph meanwhile gets taps."""
     functions: list[Any] = field(default_factory=list)

@@ -68,12 +68,10 @@ class Operations:
         if state.contexts and state.contexts[-1][1] is graph:  # part of a gradient that is a call itself
             return
         with session.observing(state, kind):
-            scalars = ((f"input.{k}", _constant(one, graph, newest)) for k, one in enumerate(inputs if len(outputs) else ()))
-            constants = {name: value for name, value in scalars if value is not None}
-            self._record(state, kind, inputs, attrs, outputs, graph, constants)
+            self._record(state, kind, inputs, attrs, outputs, graph, constants(inputs if len(outputs) else (), graph, newest))
 
     def _record(
-        self, state: ThreadState, kind: str, inputs: Any, attrs: Any, outputs: Any, graph: Any, constants: dict[str, Any]
+        self, state: ThreadState, kind: str, inputs: Any, attrs: Any, outputs: Any, graph: Any, written: dict[str, Any]
     ) -> None:
         session = self._session
         if graph is None and kind.startswith("__"):
@@ -84,7 +82,7 @@ class Operations:
             session.unseen_inside(op)
         else:
             op = f"{PREFIX}{kind}"
-        given = [pair for pair in _numbered("input", inputs) if pair[0] not in constants]
+        given = [pair for pair in _numbered("input", inputs) if pair[0] not in written]
         made = _numbered("output", outputs)
         if not given and not made:
             return
@@ -95,7 +93,7 @@ class Operations:
         if made:
             session.slots.unseen(node, unseen(kind, inputs, graph))
         session.slots.record(node, given)
-        if (values := attributes(attrs, constants)) is not None and not kind.startswith("__"):
+        if (values := attributes(attrs, written)) is not None and not kind.startswith("__"):
             session.slots.value(node, values)
         session.slots.record(node, made)
         if graph is not None:
@@ -124,9 +122,14 @@ def unseen(kind: str, inputs: Any, graph: Any) -> list[str]:
     return [f"input.{k}" for k, one in enumerate(inputs) if is_handle(one)]
 
 
-def _constant(tensor: Any, graph: Any, newest: int) -> Any:
-    """Return the number in a scalar which the code wrote down (``x * 0.5``), None of any other tensor: it came to be after
-    ``newest``, the last that operations made, and is an argument, of which it is not asked where it came from."""
+def constants(inputs: Any, graph: Any, newest: int = 0) -> dict[str, Any]:
+    """Return the numbers in scalars which the code wrote down (``x * 0.5``), by slot: each came to be after ``newest``, the last
+    that operations made, and is an argument, of which it is not asked where it came from."""
+    found = {f"input.{k}": _number(tensor, graph, newest) for k, tensor in enumerate(inputs)}
+    return {slot: value for slot, value in found.items() if value is not None}
+
+
+def _number(tensor: Any, graph: Any, newest: int) -> Any:
     if not holds_numbers(tensor) or tensor.shape.rank != 0:
         return None
     if graph is None:

@@ -53,6 +53,10 @@ class Optimizers(steps.Optimizers):
     def keras_steps(self) -> Replacement:
         return Around(sys.modules["keras.src.optimizers.base_optimizer"].BaseOptimizer, "apply", self._apply)
 
+    def keras_scaler(self) -> Replacement:
+        kind = sys.modules["keras.src.optimizers.loss_scale_optimizer"].LossScaleOptimizer
+        return Around(kind, "apply", self._scaled_apply)
+
     def replacements(self) -> list[Replacement]:
         return [Around(tf.compat.v1.train.Optimizer, "apply_gradients", self._apply)]
 
@@ -83,25 +87,68 @@ class Optimizers(steps.Optimizers):
         graph = session.graph_here()
         follows = session.active and (graph is None or session.programs.follows(graph))
         outermost = not state.stepping
-        if outermost and graph is None:
-            self.begun(optimizer)
-        elif outermost:
-            session.functions.steps(optimizer)
-            if follows:
-                session.programs.of(graph).optimizers.append(optimizer)
+        counts = outermost and not state.scaling  # a scaler around it steps, whether it lets it step or not
+        if counts:
+            self._steps(optimizer, graph, follows=follows)
         if outermost and follows:
             with session.observing(state, "what an optimizer is given"):
                 self._given(optimizer, grads, args, kwargs, state, graph)
-            if graph is None:
+            if graph is None and counts:
                 session.updates(optimizer)
         state.stepping += 1
         try:
             result = original(optimizer, grads, *args, **kwargs)
         finally:
             state.stepping -= 1
-        if outermost and graph is None:
+        if counts and graph is None:
             self.done(optimizer)
         return result
+
+    def _steps(self, optimizer: Any, graph: Any, *, follows: bool) -> None:
+        """An optimizer or a scaler is about to step, or its step is put into a graph."""
+        session = self._session
+        if graph is None:
+            self.begun(optimizer)
+            return
+        session.functions.steps(optimizer)
+        if follows:
+            session.programs.of(graph).optimizers.append(optimizer)
+
+    def _scaled_apply(self, original: Callable[..., Any], scaler: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a step of a ``LossScaleOptimizer``, which leaves out that of its optimizer where a gradient is not finite."""
+        session = self._session
+        state = session.threads.state
+        if session.over or state.busy or state.scaling or state.stepping:
+            return original(scaler, grads, *args, **kwargs)
+        graph = session.graph_here()
+        follows = session.active and (graph is None or session.programs.follows(graph))
+        self._steps(scaler, graph, follows=follows)
+        if follows:
+            with session.observing(state, "what a scaler of the loss is given"):
+                self._scale(scaler, grads, state, graph)
+            if graph is None:
+                session.updates(scaler)
+        state.scaling = True
+        try:
+            result = original(scaler, grads, *args, **kwargs)
+        finally:
+            state.scaling = False
+        if graph is None:
+            if follows:
+                session.updates(scaler)  # it read the gradients once more: what is bad in them is no fault now either
+            self.done(scaler)
+        return result
+
+    def _scale(self, scaler: Any, grads: Any, state: ThreadState, graph: Any) -> None:
+        """Record the scale that a step begins with, float32 of no dimension, and whether a gradient is not finite: 1.0."""
+        scale = scaler.dynamic_scale.value.read_value() if scaler.built else tf.constant(scaler.initial_scale, tf.float32)
+        bad = 1.0 - tf.cast(scaler.check_finite(list(grads)), tf.float32)
+        found: NamedTensors = [("input.scale", scale), ("input.found_inf", bad)]
+        op = "keras.optimizers.LossScaleOptimizer.step"
+        node = self._session.begin("api", "optimizer", "", op, site=self._session.site(state, graph), graph=graph)
+        self._session.slots.record(node, found)
+        if graph is not None:
+            self._session.programs.tap(graph, node, found)
 
     # ------------------------------------------------------------------------------------------------------------- inside
     def _given(self, optimizer: Any, grads: Any, args: Any, kwargs: Any, state: ThreadState, graph: Any) -> None:
@@ -254,6 +301,8 @@ class Session(SessionCore):
         self._parts += [self.gradients, self.operations]
         self._parts.append(self._once_loaded("keras.src.layers.layer", lambda: layer_calls(self, layer_class())))
         self._parts.append(self._once_loaded("keras.src.optimizers.base_optimizer", self.optimizers.keras_steps))
+        scalers = "keras.src.optimizers.loss_scale_optimizer"
+        self._parts.append(self._once_loaded(scalers, self.optimizers.keras_scaler))
         for part in list(self._parts):
             part.install()
         self.update_active()
@@ -323,6 +372,7 @@ def _facts(optimizer: Any) -> OptimizerFacts | None:
 
     from trueup.recording.adapters.tensorflow import models
 
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a scaler
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return OptimizerFacts("tensorflow", (type(optimizer).__name__,), vars(optimizer))
     return models.optimizer_facts(optimizer)

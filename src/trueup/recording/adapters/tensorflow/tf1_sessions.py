@@ -19,7 +19,7 @@ from tensorflow.python.framework import errors
 from trueup.foundation.frameworks import tensorflow_names
 from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
-from trueup.recording.adapters.tensorflow.operations import PREFIX, unseen
+from trueup.recording.adapters.tensorflow.operations import PREFIX, constants, unseen
 from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Statistics
@@ -51,6 +51,8 @@ class Standing:
     scope: str
     forward: str | None
     value: str | None
+    written: frozenset[str]
+    """Slots of numbers that the code wrote down: arguments, and in ``value``."""
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class Sessions:
                 continue
             tensors = [t for t in (*op.inputs, *op.outputs) if _fetchable(graph, t)]
             if tensors:
-                standing = _standing(op, updated)
+                standing = _standing(op, updated, fed)
                 plan.standings.append(standing)
                 if not self._session.recorder.selects("api", standing.phase, standing.scope, f"{PREFIX}{op.type}"):
                     continue
@@ -189,7 +191,7 @@ class Sessions:
                 session.slots.unseen(node, unseen(op.type, op.inputs, op.graph))
             for prefix, tensors in (("input", given), ("output", op.outputs)):
                 for k, tensor in enumerate(tensors):
-                    if tensor.name in values:
+                    if tensor.name in values and f"{prefix}.{k}" not in standing.written:
                         self._slot(node, f"{prefix}.{k}", tensor, values[tensor.name], known)
         if plan.steps:
             self._loss(fetches, results, known)
@@ -233,7 +235,9 @@ def _fetchable(graph: Any, tensor: Any) -> bool:
     return bool(numbers and outside and graph.is_fetchable(tensor))
 
 
-def _standing(op: Any, updated: frozenset[str]) -> Standing:
+def _standing(op: Any, updated: frozenset[str], fed: set[str]) -> Standing:
     phase, scope, forward = tensorflow_names.standing(op.name, op.type, updated)
     named = [item for key in op.node_def.attr for item in (key, op.node_def.attr[key])]
-    return Standing(op, phase, scope, forward, attributes(named))
+    given = [None if tensor.name in fed else tensor for tensor in op.inputs]
+    written = constants(given if op.outputs else (), op.graph)
+    return Standing(op, phase, scope, forward, attributes(named, written), frozenset(written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,9 +62,12 @@ class Model:
 
     def outputs(self, inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
         """Return the tensors that the model makes, in order."""
-        with torch.no_grad():
-            leaves = torch.utils._pytree.tree_leaves(self.model(*inputs))
-        return [one.numpy() for one in leaves if isinstance(one, torch.Tensor)]
+        return _outputs(self.model, inputs)
+
+    def exact(self, inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+        """Return the same of the model in float64; raises what the model raises, where its code names a dtype."""
+        model = copy.deepcopy(self.model).double()
+        return _outputs(model, [one.double() if one.dtype.is_floating_point else one for one in inputs])
 
     def graph(self, *, dynamic: bool) -> Graph:
         """Return the graph that torch.onnx exports, or exported; raises what torch.onnx raises."""
@@ -77,3 +81,9 @@ class Model:
         if dynamic not in self._made:
             self._made[dynamic] = self._program(dynamic=dynamic)
         return self._made[dynamic]
+
+
+def _outputs(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+    with torch.no_grad():
+        leaves = torch.utils._pytree.tree_leaves(model(*inputs))
+    return [one.numpy() for one in leaves if isinstance(one, torch.Tensor)]
