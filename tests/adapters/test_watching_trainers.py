@@ -105,3 +105,21 @@ def test_loops_of_others(train: Callable[[Network, Path], None], path: Path, tmp
     result = trueup.overflow(Path(hit.path or ""))
     assert result.first is not None
     assert result.first.place.op == "torch.exp"
+
+
+def test_parts_that_a_lightning_module_calls_are_named_as_it_names_them(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Whole(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def training_step(self, x: Tensor) -> Tensor:
+            return self.net(x).square().mean()
+
+    whole = Whole()
+    with trueup.capture(tmp_path / "run", level=["module"]):
+        whole.training_step(torch.ones(2, 4)).backward()
+    scopes = set(trueup.open_capture(tmp_path / "run").records(columns=["scope"])["scope"].to_pylist())
+    assert scopes - {""} == {"net", "net.0", "net.1"}  # the loss is read outside of any module

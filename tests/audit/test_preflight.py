@@ -30,7 +30,7 @@ from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.doors.cli.app import run as run_command_line
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
-from trueup.foundation.settings import differing
+from trueup.foundation.settings import differing, seeds_of
 from trueup.foundation.store import Capture
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.environment import code
@@ -166,6 +166,18 @@ def test_a_frozen_parameter_in_an_optimizer_hides_none_that_is_left_out() -> Non
     assert list(_left_out({"settings": {"modules": modules, "optimizers": [held]}})) == [said]
     for names in ([["1.weight", "1.bias"]], [["another", "names"]], []):
         assert list(_left_out({"settings": {"modules": modules, "optimizers": [held | {"parameters": names}]}})) == []
+
+
+def test_a_seed_set_again_after_the_capture_began_is_the_one(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with torch.random.fork_rng(), trueup.capture(tmp_path / "run") as capture:
+        torch.manual_seed(41)
+        weight.sum().backward()
+        torch.manual_seed(42)
+        optimizer.step()
+        capture.step()
+    assert seeds_of(trueup.open_capture(tmp_path / "run").ranks[0])["torch"] == 42
 
 
 def test_required_values(baseline: Path, tmp_path: Path) -> None:

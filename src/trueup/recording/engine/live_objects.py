@@ -39,6 +39,7 @@ class LiveClasses(toml.Table):
 
     argument: tuple[LiveClass, ...]
     configuration: tuple[LiveClass, ...]
+    whole: tuple[LiveClass, ...]
     loss: tuple[LiveClass, ...]
     schedule: tuple[LiveClass, ...]
     scaler: tuple[LiveClass, ...]
@@ -56,8 +57,13 @@ def _loaded(some: Sequence[LiveClass]) -> tuple[type, ...]:
 def names() -> list[tuple[str, str]]:
     """Return module and name of each class whose objects say how a training is set."""
     known = _known()
-    rows = (*known.argument, *known.configuration, *known.loss, *known.schedule, *known.scaler)
+    rows = (*known.argument, *known.configuration, *known.whole, *known.loss, *known.schedule, *known.scaler)
     return [(one.module, one.name) for one in rows]
+
+
+def wholes() -> tuple[type, ...]:
+    """Return the loaded classes of modules that hold a model and are never called themselves."""
+    return _loaded(_known().whole)
 
 
 def arguments(found: Sequence[Any]) -> dict[str, Any]:

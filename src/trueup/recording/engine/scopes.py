@@ -16,6 +16,8 @@ class Scopes(ABC):
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: defaultdict[str, int] = defaultdict(int)
         self._has_main = False
+        self.wholes: Callable[[], Iterable[Any]] = tuple
+        """Gives the living modules that hold others and are never called themselves; set by the session."""
 
     # ------------------------------------------------------------------------------------------------ what an adapter adds
     @abstractmethod
@@ -49,13 +51,16 @@ class Scopes(ABC):
         found = self._paths.get(module)
         if found is None:
             if parent is None:
-                self.register(module)
+                self.register(next((one for one in self.wholes() if self._holds(one, module)), module))
             else:  # built after its parent was registered
                 name = next((k for k, child in self.children(parent) if child is module), None) or self.made_up(module)
                 above = self._paths.get(parent, "")
                 self.register(module, f"{above}.{name}" if above else name)
             found = self._paths[module]
         return found
+
+    def _holds(self, whole: Any, module: Any) -> bool:
+        return whole not in self._paths and any(one is module for _, one in self.below(whole, ""))
 
     def _root_name(self, root: Any) -> str:
         if not self._has_main and self.is_model(root):

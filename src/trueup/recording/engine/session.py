@@ -136,7 +136,8 @@ class BaseSession(ABC):
     def __init__(
         self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Any, *, facts: Callable[[Any], Any],
         modules: Callable[[Any], Any], optimizers: type | None = None, loaders: tuple[type, ...] = (),
-        loader: Callable[[Any], Mapping[str, Any]] | None = None, internal: tuple[str, ...],
+        loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
+        internal: tuple[str, ...],
         resolve: Callable[[list[Statistics]], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Begin to record nothing yet (see `Settings` and `Recorder`); raises TrueupError where an option means nothing for the
@@ -147,7 +148,8 @@ class BaseSession(ABC):
         self.failure = Failure(self.recorder, options.on_error)
         kinds = loaders if optimizers is None else (optimizers, *loaders)
         self.built = Built(kinds, live_objects.names(), self.recorder.note)
-        self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader)
+        self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
+        self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader, seeds)
         self.recorder.settings = self.settings.news
 
     # ------------------------------------------------------------------------------------------------ what an adapter adds

@@ -43,15 +43,16 @@ LOADING = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_mem
 class Settings:
     """Gathers what a run is set to: ``facts`` reads an optimizer (None where it cannot be read now, as inside a graph),
     ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``built`` knows
-    the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one."""
+    the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one;
+    ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began."""
 
     def __init__(
         self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
         note: Callable[[str], None], built: Built, loaders: tuple[type, ...] = (),
-        loader: Callable[[Any], Mapping[str, Any]] | None = None,
+        loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
     ) -> None:  # fmt: skip
         self._facts, self._modules, self._note, self._built, self._loaders = facts, modules, note, built, loaders
-        self._loader = _loader if loader is None else loader
+        self._loader, self._framework_seeds = _loader if loader is None else loader, seeds
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -156,7 +157,7 @@ class Settings:
         return {
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
             "arguments": live_objects.arguments(found), "scalers": live_objects.scalers(found),
-            "random": drawn, "seeds": dict(self._seeds),
+            "random": drawn, "seeds": self._seeds | dict(self._framework_seeds()),
         }  # fmt: skip
 
     def _name_parameters(self, modules: dict[str, dict[str, Any]]) -> None:

@@ -250,7 +250,7 @@ class Session(SessionCore):
     def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Scopes | None = None) -> None:
         super().__init__(
             directory, options, root, scopes or Scopes(), facts=models.optimizer_facts, modules=models.settings,
-            optimizers=paddle.optimizer.Optimizer, loaders=(paddle.io.DataLoader,), internal=(PADDLE,),
+            optimizers=paddle.optimizer.Optimizer, loaders=(paddle.io.DataLoader,), internal=(PADDLE,), seeds=_seeds,
         )  # fmt: skip
         self.threads = Threads(ThreadState)
         self.buffers = Buffers(self.recorder)

@@ -31,12 +31,17 @@ def describe_run(devices: list[str]) -> dict[str, Any]:
     measured = {f"statistics.{device}": how for device, how in descriptions().items()}
     rank = rank_and_world()
     return {"parallel": {"groups": _groups}} | shared.described(
-        "torch", torch.__version__, devices, rank, seeds={"torch": torch.initial_seed()},
+        "torch", torch.__version__, devices, rank, seeds=seeds(),
         libraries=(
             "numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "pytorch_lightning", "triton",
         ),
         switches={**switches(), **measured},
     )  # fmt: skip
+
+
+def seeds() -> dict[str, int]:
+    """Return the seed that PyTorch's generator has now."""
+    return {"torch": torch.initial_seed()}
 
 
 def switches() -> dict[str, str]:

@@ -40,7 +40,7 @@ from trueup.recording.adapters.torch.context import (
     phase_of,
     running_owner,
 )
-from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
+from trueup.recording.adapters.torch.environment import describe_run, rank_and_world, seeds
 from trueup.recording.adapters.torch.functions import DispatchMode, FunctionMode
 from trueup.recording.adapters.torch.gradients import Edges, GradientHook, Gradients, hook_sums, next_node, watch
 from trueup.recording.adapters.torch.invocations import Invocations, autocast
@@ -378,7 +378,7 @@ class Session(SessionCore):
         super().__init__(
             directory, options, root, scopes or Scopes(), facts=partial(models.optimizer_facts, waits=False),
             modules=models.settings, optimizers=torch.optim.Optimizer, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,),
-            resolve=resolve,
+            resolve=resolve, seeds=seeds,
         )  # fmt: skip
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
