@@ -373,7 +373,7 @@ def test_what_clips_what_schedules_and_who_seeds_is_recorded_and_left_as_it_was(
     (recorded,) = held["optimizers"]
     assert (recorded["clipping"], recorded["schedule"]) == ("1-norm at 0.5", "LambdaLR (halved)")
     assert recorded["parameters"] == [["weight", "bias"]]
-    assert held["seeds"] == {"python": 44}
+    assert held["seeds"] == {"python": 44, "torch": torch.initial_seed()}
     assert [one["init_scale"] for one in held["scalers"] if one["init_scale"] == scaler.get_scale()] == [8.0]
     assert not [name for module in held["modules"].values() for name in module if name.endswith("address")]
 
