@@ -17,7 +17,7 @@ from trueup.foundation.model import TrueupError
 from trueup.migration.knowledge import explain, operators
 from trueup.migration.knowledge.explaining import STOPS, Collected, concluded
 from trueup.migration.knowledge.known import Row, nearest, plain_piece, row_of, rows
-from trueup.migration.knowledge.moments import moment, rank_in, rank_of_file
+from trueup.migration.knowledge.moments import moment, peers_in, rank_in, rank_of_file
 from trueup.migration.knowledge.streaming import lines, readers
 
 HERE = Path(__file__).parent
@@ -109,6 +109,11 @@ def test_ranks_that_only_lost_a_peer_explain_nothing_and_point_at_it(tmp_path: P
     assert found.suspects == ("rank 1, which was behind at collective 6",)
     found = explain(write(tmp_path, c="[rank0]: EI0002: The Notify register times out. Reason: no record from remote rank [3]\n"))
     assert found.suspects == ("rank 3, which others waited for",)
+
+
+def test_a_rank_of_minus_one_is_none() -> None:
+    assert peers_in(b"EI0006 wait from remote rank [4294967295], then remote rank [12]") == {12}
+    assert rank_in(b"[rank4294967295]: no rank") is None
 
 
 def test_a_killed_process_counts_only_where_nothing_else_does(tmp_path: Path) -> None:

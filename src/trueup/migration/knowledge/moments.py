@@ -97,15 +97,21 @@ def year_of(seconds: float) -> int:
 def rank_in(text: bytes) -> int | None:
     """Return the rank that a line says it is of."""
     found = _RANK.search(text)
-    return None if found is None else int(next(one for one in found.groups() if one is not None)[:9])
+    return None if found is None else _rank(next(one for one in found.groups() if one is not None))
 
 
 def rank_of_file(name: str) -> int | None:
     """Return the rank that the name of a file says: ``rank_3.log``, ``attempt_0/3/stderr.log``."""
     found = _FOLDER_RANK.search(name) or _FILE_RANK.search(name.rpartition("/")[2]) or _FILE_RANK.search(name)
-    return None if found is None else int(found[1][:9])
+    return None if found is None else _rank(found[1])
 
 
 def peers_in(text: bytes) -> set[int]:
     """Return the ranks that a line waits for."""
-    return {int(one[:9]) for found in _PEERS.finditer(text) for one in found.groups() if one}
+    told = (_rank(one) for found in _PEERS.finditer(text) for one in found.groups() if one)
+    return {rank for rank in told if rank is not None}
+
+
+def _rank(digits: str | bytes) -> int | None:
+    """Return a rank; 4294967295 is -1 in 32 bits, as libraries print where they know none."""
+    return int(digits) if len(digits) < 10 else None
