@@ -217,6 +217,17 @@ def test_one_sided_slots_and_arguments() -> None:
     assert found.arguments == ('{"alpha": 1}', '{"alpha": 2}')
 
 
+@pytest.mark.parametrize("imported", [False, True])
+def test_what_a_function_writes_beside_its_results_is_in_no_dump(imported: bool) -> None:
+    runs, inputs = (Recording(), Recording()), {"input.0": normal(2)}
+    runs[0].call("torch.batch_norm", inputs, {"output.0": normal(2), "output.running_mean": normal(2)}, level="api")
+    runs[1].call("torch.batch_norm", inputs, {"output.0": normal(2)}, level="api")
+    streams = runs[0].stream(), runs[1].stream()
+    streams[1].imported = imported
+    found = measure(align(*streams), *streams, (no_payload, no_payload)).measured(0)
+    assert found.one_sided == (() if imported else ("output.running_mean",))
+
+
 def test_equal_arguments_leave_nothing() -> None:
     found = measured(normal(2), normal(2), arguments={"dim": 1})
     assert (found.arguments, found.one_sided) == (None, ())

@@ -19,7 +19,7 @@ from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.arguments import shared, what_matters
 from trueup.foundation.facts.operators import has, having
 from trueup.foundation.facts.roundoff import is_discrete, roundoff
-from trueup.foundation.facts.slots import is_foreign, is_input, is_output
+from trueup.foundation.facts.slots import is_foreign, is_input, is_output, is_written
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
 from trueup.foundation.kernels import MASKING, Pair, pair
@@ -200,14 +200,15 @@ def measure(
     """Measure all slots of all matched calls; ``in_full`` keeps all that is known of tensors (`Errors.bytes`)."""
     streams, calls = (baseline, candidate), (alignment.baseline, alignment.candidate)
     k, j, pair, odd = same_slots(*calls, *streams)
-    arguments = baseline.names.number("arguments")
+    arguments, module = map(baseline.names.number, ("arguments", "module"))
     more, one_sided, lone, packed = [], {}, 0, 0
     for n in odd:
         first, second = baseline.slots(int(calls[0][n])), candidate.slots(int(calls[1][n]))
         more += [(n, at, second[name]) for name, at in first.items() if name in second]
         lacking = sorted(baseline.names.names[name] for name in (first.keys() ^ second.keys()) - {arguments})
         if baseline.imported != candidate.imported:
-            lacking = [name for name in lacking if not (is_foreign(name) or name.startswith(BUFFER))]  # no tool dumps buffers
+            beside = is_written if baseline.level[calls[0][n]] != module else lambda name: name.startswith(BUFFER)
+            lacking = [name for name in lacking if not (is_foreign(name) or beside(name))]  # no tool dumps buffers
         if baseline.mixed:  # a framework hands functions what another keeps to itself
             packed += sum(name.startswith("grad_param.") for name in lacking)
             lacking = [name for name in lacking if is_output(name) and not name.startswith("grad_param.")]

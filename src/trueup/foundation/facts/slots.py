@@ -45,6 +45,11 @@ def is_returned(slot: str) -> bool:
     return is_result(slot) and slot.split(".")[1].isdigit()
 
 
+def is_written(slot: str) -> bool:
+    """Tell whether a slot holds an argument or a buffer that a forward call wrote beside what it returns."""
+    return is_result(slot) and not is_returned(slot)
+
+
 def element(slot: str) -> int:
     """Return which element of a list a slot is, -1 where it is none: ``input.1.3``, ``output.self.3`` and ``output.3`` are 3."""
     *head, last = slot.split(".")
