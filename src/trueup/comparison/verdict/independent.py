@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -152,9 +152,8 @@ class Laws:
         its, owner = spans(begin, end - begin), np.repeat(np.arange(len(pairs)), end - begin)
         kept = errors.inputs[its] & self.known[its]
         its, owner, names = its[kept], owner[kept], errors.names[its[kept]]
-        found = {name: its[names == name] for name in dict.fromkeys(names[owner == 0].tolist())}
-        common = [name for name, held in found.items() if len(held) == len(pairs)]
-        return {name: found[name] for name in common[:MOST_INPUTS]}
+        held = ((name, its[names == name]) for name in dict.fromkeys(names[owner == 0].tolist()))  # until enough are found
+        return dict(islice(((name, entries) for name, entries in held if len(entries) == len(pairs)), MOST_INPUTS))
 
     def _asked(self, kind: _Kind) -> Array:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
