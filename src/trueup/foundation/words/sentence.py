@@ -357,7 +357,7 @@ def _inconclusive(
     head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
     if head and otherwise.settings:
         step = "set the candidate as the baseline is, and compare again"
-    elif head:
+    elif head and why not in OPEN:  # which says itself what to do
         step = "let the candidate do there what the baseline does, and compare again"
     return [*head, f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
 
