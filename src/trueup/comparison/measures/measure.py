@@ -322,9 +322,9 @@ def _from_statistics(errors: Errors, at: Numbers) -> None:
         _from_text(errors, n)
     errors.method[at[told | ~both]] = np.where(np.isnan(errors.absolute[at[told | ~both]]), 0, STATISTICS)
     lacking = at[(told | ~both) & np.isnan(errors.norm[at])]
-    at = errors.slots[0][lacking]  # integers have no norm in the dumps of some tools: what it is at most, by their extremes
-    peak = np.fmax(np.abs(baseline.number("min")[at]), np.abs(baseline.number("max")[at]))
-    errors.norm[lacking] = np.nan_to_num(np.sqrt(baseline.numel[at]) * peak, posinf=0.0)
+    its = errors.slots[0][lacking]  # integers have no norm in the dumps of some tools: what it is at most, by their extremes
+    peak = np.fmax(np.abs(baseline.number("min")[its]), np.abs(baseline.number("max")[its]))
+    errors.norm[lacking] = np.nan_to_num(np.sqrt(baseline.numel[its]) * peak, posinf=0.0)
 
 
 def _from_text(errors: Errors, n: int) -> None:

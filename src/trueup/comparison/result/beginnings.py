@@ -49,12 +49,13 @@ class Beginnings:
             self._add_inside(part)
             return
         calls = errors.calls[1][errors.pair]
-        forward = (candidate.of_level("module") & candidate.during("forward"))[calls]
+        runs = candidate.of_level("module") & candidate.during("forward")
+        forward = runs[calls]
         if not forward.any():
             self._add_unpaired(part)
             return
         if part.rank not in self._first:
-            at = int(np.flatnonzero((candidate.of_level("module") & candidate.during("forward"))[errors.calls[1]])[0])
+            at = int(np.flatnonzero(runs[errors.calls[1]])[0])
             seqs = [int(stream.seq[side[at]]) for stream, side in zip(errors.streams, errors.calls, strict=True)]
             self._first[part.rank] = seqs[0], seqs[1]
         if part.step == 0:
@@ -186,8 +187,6 @@ def _weights_read(stream: Stream) -> dict[str, int]:
         scope = names[int(stream.scope[stream.call[slot]])]
         found.setdefault(path(scope, names[int(stream.slot[slot])].removeprefix(PARAM)), slot)
     return found
-
-
 
 
 def _is_copied(stream: Stream, call: int, criterion: Criterion) -> bool:

@@ -185,9 +185,10 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
     for one in kept:
         key: object = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
         key = one.cause if one.kind == "region" and one.cause else key
-        key = next((known for known, first in found.items() if _is_backward_of(one, first)), key)
+        back = next((known for known, first in found.items() if _is_backward_of(one, first)), None)
+        key = key if back is None else back
         first = found.get(key)
-        causes = () if first is None else dict.fromkeys((first.cause, "" if _is_backward_of(one, first) else one.cause))
+        causes = () if first is None else dict.fromkeys((first.cause, one.cause if back is None else ""))
         found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause="; ".join(filter(None, causes)))
     return list(found.values())
 

@@ -70,11 +70,11 @@ def rewired(tree: Tree) -> list[tuple[int, int]]:
     at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1])
     at &= tree.streams[1].during("forward", "optimizer")[errors.calls[1][pair]]
     at &= verdicts.error_out[pair] > verdicts.own[pair]
-    for stream, calls, alone in zip(tree.streams, errors.calls, tree.unmatched, strict=True):
-        first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)
-        at &= stream.seq[calls[pair]] < first
     before = np.maximum(*(verdicts.error_out[of] for of in made))
     at &= errors.relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
+    for stream, calls, alone in zip(tree.streams, errors.calls, tree.unmatched, strict=True) if at.any() else ():
+        first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)
+        at &= stream.seq[calls[pair]] < first
     return list(zip(pair[at].tolist(), apart[at].tolist(), strict=True))
 
 

@@ -110,8 +110,9 @@ def _reads_results(stream: Stream, calls: set[int]) -> bool:
 
 def _is_made_by_none(stream: Stream, k: int) -> bool:
     """Tell whether no call made what a slot holds, in a capture that shows who made what: one of modules alone does not."""
-    shown = (stream.producer > stream.seq[0]) & (stream.producers == NONE)  # calls of a level that was not read
-    return int(stream.producer[k]) == NONE and bool(stream.of_level("aten").any() or shown.any())
+    if int(stream.producer[k]) != NONE or stream.of_level("aten").any():
+        return int(stream.producer[k]) == NONE
+    return bool(((stream.producer > stream.seq[0]) & (stream.producers == NONE)).any())  # calls of a level that was not read
 
 
 def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
