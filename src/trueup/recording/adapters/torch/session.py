@@ -40,7 +40,7 @@ from trueup.recording.adapters.torch.context import (
     phase_of,
     running_owner,
 )
-from trueup.recording.adapters.torch.environment import describe_run, rank_and_world, seeds
+from trueup.recording.adapters.torch.environment import describe_run, rank_and_world, schemas, seeds
 from trueup.recording.adapters.torch.functions import DispatchMode, FunctionMode
 from trueup.recording.adapters.torch.gradients import Edges, GradientHook, Gradients, hook_sums, next_node, watch
 from trueup.recording.adapters.torch.invocations import Invocations, autocast
@@ -66,6 +66,7 @@ from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Threads, execute_module, running_of
+from trueup.recording.engine.signatures import Signatures
 from trueup.recording.recorder import Call, CaptureOptions, Slot
 from trueup.recording.recorder.arguments import MAX_VALUES
 from trueup.recording.recorder.recorder import ARGUMENTS
@@ -380,6 +381,7 @@ class Session(SessionCore):
             modules=models.settings, optimizers=torch.optim.Optimizer, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,),
             resolve=resolve, seeds=seeds,
         )  # fmt: skip
+        self.signatures = Signatures("torch", schemas)
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
         self.invocations = Invocations(self) if options.detail == "tensor" else None
