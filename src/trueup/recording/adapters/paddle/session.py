@@ -34,7 +34,7 @@ from trueup.recording.adapters.paddle.collectives import Collectives, Reductions
 from trueup.recording.adapters.paddle.context import Context, Scopes, SessionCore, ThreadState, enclosing, phase_of
 from trueup.recording.adapters.paddle.gradients import Edges, Graph, Passes
 from trueup.recording.adapters.paddle.invocations import Invocations
-from trueup.recording.adapters.paddle.modes import flags
+from trueup.recording.adapters.paddle.modes import flags, listed
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, layout_of, named_tensors, to_numpy
@@ -333,6 +333,8 @@ class Session(SessionCore):
         )  # fmt: skip
         with suppress(Exception):  # a build without a commit
             found["versions"]["paddle commit"] = str(paddle.version.commit)
+        with suppress(Exception):  # another version names its kernels otherwise
+            found["auto_cast"] = listed({op for level, phase, _, op in self.recorder.seen().keys if phase == "forward" and level != "module"})
         return found
 
 
