@@ -55,8 +55,10 @@ def listed(command: Sequence[str], place: Path) -> tuple[str, ...]:
         place.mkdir(exist_ok=True)
         told = {RUN: str(place.absolute())}
         options = CaptureOptions.of(level="api", include=named("loss"), steps="0", stop=True)
-        orders = {"switches": [order("operators_compiled", ())], "options_of": compiled(options)}
-        launch.execute(capture.absolute(), options, command, environment=told, output=place / "compiled.txt", **orders)
+        launch.execute(
+            capture.absolute(), options, command, environment=told, output=place / "compiled.txt",
+            switches=[order("operators_compiled", ())], options_of=compiled(options),
+        )  # fmt: skip
     found: set[str] = set()
     for report in open_capture(capture).processes():
         said = (report.get("switches") or {}).get("torch", {}).get("seen", {}).get("Inductor")

@@ -143,8 +143,8 @@ def casting(setting: AutoCast | None) -> Iterator[None]:
 
 
 def listed(ops: Iterable[str]) -> dict[str, list[str]]:
-    """Return what the lists of auto_cast call operators: ``elementwise_sub`` is the kernel that ``paddle.subtract`` and a minus sign
-    run. Names that are the kernel's own are listed beside the older ones, for either is asked by some versions."""
+    """Return what the lists of auto_cast call operators: ``elementwise_sub`` is the kernel that ``paddle.subtract`` and a minus
+    sign run. Names that are the kernel's own are listed beside the older ones, for either is asked by some versions."""
     found = {}
     for op in ops:
         own = functions_by_op("paddle").get(op)

@@ -334,7 +334,8 @@ class Session(SessionCore):
         with suppress(Exception):  # a build without a commit
             found["versions"]["paddle commit"] = str(paddle.version.commit)
         with suppress(Exception):  # another version names its kernels otherwise
-            found["auto_cast"] = listed({op for level, phase, _, op in self.recorder.seen().keys if phase == "forward" and level != "module"})
+            forward = {op for level, phase, _, op in self.recorder.seen().keys if phase == "forward" and level != "module"}
+            found["auto_cast"] = listed(forward)
         return found
 
 

@@ -81,9 +81,9 @@ def _named(compiler: Any) -> str:
 
 
 def left_to_aten(operators: Sequence[str]) -> None:
-    """Have Inductor call ATen's own kernels of some operators (``gelu``) in place of code that it generates, in all their overloads.
-    Their decompositions go, too, for code is generated of what they are made of. The file that ``trueup bisect`` writes does the same
-    (`trueup.analysis.bisection.compiled`)."""
+    """Have Inductor call ATen's own kernels of some operators (``gelu``) in place of code that it generates, in all their
+    overloads. Their decompositions go, too, for code is generated of what they are made of. The file that ``trueup bisect``
+    writes does the same (`trueup.analysis.bisection.compiled`)."""
 
     def leave() -> None:
         from torch._inductor import config, decomposition, lowering
