@@ -375,8 +375,8 @@ def _changed(writer: Writer, base: Path) -> Changed:
         changes.append(Change(script.line_at(edit.start), start, before.decode(), edit.text, edit.rule, edit.why))
         shift += len(script.encoded(after)) - len(script.encoded(before))
     path = str(script.path.relative_to(base))
-    digests = (xxhash.xxh3_128_hexdigest(one) for one in (script.encoded(data), writer.text))
-    return Changed(path, *digests, tuple(changes), tuple(_lines(data, writer.edits)))
+    was, now = (xxhash.xxh3_128_hexdigest(one) for one in (script.encoded(data), writer.text))
+    return Changed(path, was, now, tuple(changes), tuple(_lines(data, writer.edits)))
 
 
 def rewritten(data: bytes, changes: Sequence[Change]) -> bytes:

@@ -287,7 +287,7 @@ class Writer:
         if self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
             return
         start, end = script.span(node)
-        inside = node.value if isinstance(node, ast.Constant) else literal(text)
+        inside = str(node.value) if isinstance(node, ast.Constant) else literal(text)
         if "cuda" not in text and kind == "device":  # "cu" "da:0"
             text = f'"{inside}"'
         if kind == "type":
