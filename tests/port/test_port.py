@@ -41,7 +41,8 @@ def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
 
 
 ASKS = (
-    "kind = str(x.device)", "y = x.device.type", "y = 'cuda' in", "y = str(x.device).starts", "os.environ['CUDA",
+    "kind = str(x.device)", "y = x.device.type", "y = (x.device.type)", "y = 'cuda' in",
+    "y = str(x.device).starts", "os.environ['CUDA",
     "match x.device.type", "def f(d):\n    return {",
 )  # fmt: skip
 """Beginnings of cases that only ask about a device, which import nothing for it."""
@@ -503,10 +504,11 @@ def test_what_changes_numbers_is_asked_for(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nx = torch.ones(2).cuda()  # <b>\ny = 'cuda'\ntorch.cuda.nvtx.mark('a')\n")
+    (tmp_path / "train.py").write_text("import torch\nx = torch.ones(2).cuda()  # <b>\ny = 'cuda'\ntorch.cuda.nvtx.mark('a')\nif y:\n    x.cuda()\n")
     assert main(["port", str(tmp_path / "train.py"), "--check", "--to", "npu", "--html", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
     assert "<ins>+ x = torch.ones(2).npu()  # &lt;b&gt;</ins>" in page
+    assert "<ins>+ x.npu()</ins>" in page, "no indentation that all lines share"
     assert "a tool of CUDA&#39;s without counterpart" in page
     assert "<b>\n" not in page
 

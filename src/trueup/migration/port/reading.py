@@ -256,8 +256,9 @@ def read(path: Path, module: str) -> Script:
 
 def encoding_of(data: bytes) -> str:
     """Return the encoding that a script says it has (PEP 263); UTF-8 where it says none that Python knows."""
+    lines = re.split(rb"\r\n?|\n", data, maxsplit=2)[:2]
     try:
-        found, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        found, _ = tokenize.detect_encoding(io.BytesIO(b"\n".join(lines)).readline)
         return UTF_8 if found in (UTF_8, "utf-8-sig") else found
     except SyntaxError:
         return UTF_8
