@@ -68,6 +68,8 @@ class Script:
         self._starts = [mark]
         for line in self.data[mark:].splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        self.starred = any(one.name == "*" for node in self.tree.body if isinstance(node, ast.ImportFrom) for one in node.names)
+        """Whether names come from a module that are not written down: torch is such a one, where nothing here binds it."""
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scopes: dict[ast.AST, Scope] = {}
         self.opened: dict[ast.AST, Scope] = {self.tree: Scope(self.tree, None)}
@@ -141,8 +143,11 @@ class Script:
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name) or (owner := self.scopes[node].owner(node.id)) is None:
+        if not isinstance(node, ast.Name):
             return None
+        owner = self.scopes[node].owner(node.id)
+        if owner is None:
+            return ".".join(["torch", *reversed(parts)]) if node.id == "torch" and self.starred else None
         first = owner.imported.get(node.id)
         return None if first is None else ".".join([first, *reversed(parts)])
 

@@ -551,7 +551,8 @@ class Writer:
         guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
         top += [one for node in guarded for one in node.body if isinstance(one, ast.Import)]  # if ...: import torch_npu
         modules = {alias.name: node for node in top if isinstance(node, ast.Import) for alias in node.names if alias.asname is None}
-        needed = [] if "torch" in modules or not self._torch else ["torch"]
+        brought = self.script.starred and any(isinstance(node, ast.Name) and node.id == "torch" for node in self.script.scopes)
+        needed = [] if "torch" in modules or brought or not self._torch else ["torch"]
         asks = {edit.rule for edit in self.edits} <= ASKING and not placing
         if self.target.imports and self.target.imports not in modules and not asks:
             needed.append(self.target.imports)
@@ -559,7 +560,7 @@ class Writer:
         asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)
         needed += [name for name in asked if name not in modules]
         anchors = [node for node in top if "torch" in roots(node)]
-        if not needed or not (anchors or "torch" in needed):
+        if not needed or not (anchors or brought or "torch" in needed):
             return
         lines = "".join(f"import {name}\n" for name in needed)
         at = behind_imports(self.script)
