@@ -41,9 +41,10 @@ MOST_BYTES = 64 << 20
 LETTERS = re.compile(rb"cuda|nccl", re.IGNORECASE)
 READABLE = f"a script that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
 ELSEWHERE = {
-    "import paddle": "a script of Paddle says paddle.set_device('npu'): try it by trueup simdev run -- python train.py",
+    "import paddle": "a script of Paddle says paddle.set_device('npu'): try it by trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches"
+    " PyTorch alone)",
     "import tensorflow": "a script of TensorFlow imports npu_device (npu_bridge before version 2): try it by"
-    " trueup simdev run -- python train.py",
+    " trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches PyTorch alone)",
 }
 """What is said of scripts of another framework, by what they import."""
 NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
