@@ -1,8 +1,8 @@
 """The simulated accelerator of Paddle: a custom device ``npu``, built once from `paddle_device.cc` for the installed Paddle.
 
 Paddle looks for devices in the folder ``CUSTOM_DEVICE_ROOT`` when it is imported, so that is set right before (`install`). The
-device has memory of its own kind and no kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's. Of half precision
-the CPU has few, so mixed precision has no effect on the device, as Paddle has it on the CPU.
+device has memory of its own kind and no kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's. Of half
+precision the CPU has few, so mixed precision has no effect on the device, as Paddle has it on the CPU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SOURCE = Path(__file__).with_name("paddle_device.cc")
 ROOT, DEVICES = "CUSTOM_DEVICE_ROOT", "TRUEUP_SIMULATED_DEVICES"
 """Environment variables: where Paddle looks for devices, and how many the simulated one has."""
 NO_HALF = (
-    "trueup: mixed precision has no effect on the simulated device: Paddle's CPU computes for it and has no kernels of float16 and bfloat16"
-    " for most operators, so that all stays in float32"
+    "trueup: mixed precision has no effect on the simulated device: Paddle's CPU computes for it and has no kernels of float16 and"
+    " bfloat16 for most operators, so that all stays in float32"
 )
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300

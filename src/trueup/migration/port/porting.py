@@ -40,11 +40,10 @@ MOST_BYTES = 64 << 20
 """Bytes that a file that is no script is looked at with."""
 LETTERS = re.compile(rb"cuda|nccl", re.IGNORECASE)
 READABLE = f"a script that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+RUN = "try it by trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches PyTorch alone)"
 ELSEWHERE = {
-    "import paddle": "a script of Paddle says paddle.set_device('npu'): try it by trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches"
-    " PyTorch alone)",
-    "import tensorflow": "a script of TensorFlow imports npu_device (npu_bridge before version 2): try it by"
-    " trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches PyTorch alone)",
+    "import paddle": f"a script of Paddle says paddle.set_device('npu'): {RUN}",
+    "import tensorflow": f"a script of TensorFlow imports npu_device (npu_bridge before version 2): {RUN}",
 }
 """What is said of scripts of another framework, by what they import."""
 NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
