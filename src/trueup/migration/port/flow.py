@@ -54,8 +54,8 @@ class Project:
     """Names of the options that a script adds to its command line."""
     added: dict[str, list[tuple[Script, ast.Call]]] = field(default_factory=lambda: defaultdict(list))
     """The calls that add an option of a name."""
-    spread: bool = False
-    """Whether several processes are to share the training."""
+    spread: set[Script] = field(default_factory=set)
+    """The scripts of a training that several processes are to share."""
     chosen: bool = False
     """Whether a variable of the environment is to choose the device."""
 
@@ -83,10 +83,9 @@ class Project:
         self._back(wanted)
         self._ahead()
 
-    @property
-    def numbered(self) -> bool:
-        """Return whether the number of a device stays as it is written."""
-        return not (self.spread or self.chosen)
+    def numbered(self, script: Script) -> bool:
+        """Return whether the number of a device stays as a script has it."""
+        return not (script in self.spread or self.chosen)
 
     # ---- what a call takes ----
 
@@ -439,7 +438,9 @@ class Project:
                         self.reached[place] = kind
 
     def kind(self, script: Script, expression: ast.AST) -> Kind | None:
-        """Return what a value is: a device, a backend; None where nothing shows it."""
+        """Return what a value is: a device, a backend; None where nothing shows it, or no rule has a place that takes one."""
+        if not self.rules.sink:
+            return None
         if isinstance(expression, ast.Attribute) and expression.attr in ("type", "device") and script.qualified(expression) is None:
             if expression.attr == "device" and self.is_foreign(script, expression.value):
                 return self.reached.get(self.place(script, expression) or ())
