@@ -41,7 +41,7 @@ def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
 
 
 ASKS = (
-    "kind = str(x.device)", "y = x.device.type", "y = (x.device.type)", "y = 'cuda' in",
+    "kind = str(x.device)", "y = x.device.type", "y = (x.device.type)", "y = x.type()", "y = 'cuda' in",
     "y = str(x.device).starts", "os.environ['CUDA",
     "match x.device.type", "def f(d):\n    return {",
 )  # fmt: skip
