@@ -21,6 +21,7 @@ NO_VERSION = "None in a build for another device, and read as a text here"
 FIRST_PART = re.compile(r"(\w*)(\"\"\"|'''|\"|')(.*?)\2", re.DOTALL)
 """The first of the texts that stand side by side: its prefix, its quotes, what it says."""
 SIGN = re.compile(rb"(?:[\s\\)]|#[^\r\n]*)*(==|!=|not\s+in|in|is\s+not|is)")
+OF_CUDA = "the name of a type of CUDA's: say dtype= and device= in its place"
 ASKING = {"comparison", "cuda-version", "variable"}
 """Rules of changes that only ask about a device, or name a variable: who made the device has imported its module."""
 NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
@@ -294,7 +295,7 @@ class Writer:
             if self.name == "npu" and inside.removeprefix("torch.cuda.") != "DoubleTensor":
                 self._edit(start, end, text.replace("torch.cuda", "torch.npu"), "type-name", "the name of a type on the device")
             else:
-                self._reasons[start] = "the name of a type of CUDA's: say dtype= and device= in its place", True
+                self._reasons[start] = OF_CUDA, True
         elif kind == "backend":
             whole = inside.lower() == "nccl" or self.name == "agnostic"
             new = self.target.backend if whole else text.lower().replace("cuda:nccl", "npu:hccl")
@@ -356,6 +357,8 @@ class Writer:
         why = f"{self.script.text(other)} is a {kind}"
         if kind == "backend":
             self._edit(start, end, self.target.backend, "comparison", why)
+        elif kind == "type" and self.name == "agnostic":
+            self._reasons[start] = OF_CUDA, True
         elif self.name == "npu":
             text = self.script.text(word)
             self._edit(start, end, text.replace("cuda", "npu"), "comparison", why)
