@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueup.foundation import kernels
 from trueup.recording.adapters.torch import models, transforms
-from trueup.recording.adapters.torch.buffers import Buffers, Storage, resolve
+from trueup.recording.adapters.torch.buffers import Buffers, Storage, in_host_memory, resolve
 from trueup.recording.adapters.torch.collectives import Collectives
 from trueup.recording.adapters.torch.compiling import Compiling, FollowingMode
 from trueup.recording.adapters.torch.context import (
@@ -63,6 +64,7 @@ from trueup.recording.adapters.torch.tensors import (
 )
 from trueup.recording.engine import session as engine
 from trueup.recording.engine.checkpointing import link
+from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Threads, execute_module, running_of
@@ -382,6 +384,8 @@ class Session(SessionCore):
             resolve=resolve, seeds=seeds,
         )  # fmt: skip
         self.signatures = Signatures("torch", schemas)
+        if self.settings is not None:
+            self.settings.delivered = Delivered((_BaseDataLoaderIter,), in_host_memory, torch.is_grad_enabled)
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
         self.invocations = Invocations(self) if options.detail == "tensor" else None
