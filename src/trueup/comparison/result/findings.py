@@ -110,7 +110,7 @@ def by_itself(finding: Finding, given: float) -> Finding:
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
-def with_names(finding: Finding, modules: Mapping[str, Mapping[str, Any]], signatures: object) -> Finding:
+def with_names(finding: Finding, modules: Mapping[str, Mapping[str, Any]], signatures: object = None) -> Finding:
     """Name the arguments that a call was given by position, and otherwise than in the other run: those of a module as its
     ``forward`` does, those of a function and an operator as the framework does (``signatures``, by operator)."""
     if finding.kind != "argument":
