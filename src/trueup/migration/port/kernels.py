@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from trueup.migration.port.flow import Place, Project
 from trueup.migration.port.reading import FUNCTIONS, Script
@@ -58,7 +58,7 @@ class Kernels:
     def needs(self, script: Script) -> Iterator[tuple[ast.AST, str, bool]]:
         """Yield where a script imports or builds kernels, where those are built, and whether it goes on without them."""
         for node in script.scopes if self._any else ():
-            modules = dict.fromkeys(module for name in _modules(script, node) if (module := self._of(name)) is not None)
+            modules = dict.fromkeys(module for name in script.imports(node) if (module := self._of(name)) is not None)
             places = [f"built by {self.built[module]}" for module in modules]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and script.qualified(node.func) in LOADS:
                 places.append("built here")
@@ -109,10 +109,7 @@ class Kernels:
         """Return the modules of the project that nobody can import without the kernels."""
         imports = {
             script.module: {
-                name
-                for node in script.tree.body
-                if isinstance(node, (ast.Import, ast.ImportFrom))
-                for name in _modules(script, node)
+                name for node in script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) for name in script.imports(node)
             }
             for script in self.project.scripts
         }
@@ -131,7 +128,7 @@ class Kernels:
                 if not isinstance(node, ast.Try):
                     continue
                 inside = [one for statement in node.body for one in ast.walk(statement)]
-                names = [(one, name) for one in inside for name in _modules(script, one)]
+                names = [(one, name) for one in inside for name in script.imports(one)]
                 if not any(self._of(name) or _within(name, self._whole) for _, name in names):
                     continue
                 others = [one for part in (*node.handlers, *node.orelse) for one in ast.walk(part)]
@@ -200,15 +197,6 @@ class Kernels:
         if qualified is None and isinstance(node, ast.Name):
             qualified = f"{script.module}.{node.id}"
         return self._definition(qualified or "")
-
-
-def _modules(script: Script, node: ast.AST) -> Iterable[str]:
-    """Yield the full names that a statement imports."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        names = [script.scopes[node].imported.get(alias.asname or alias.name) for alias in node.names]
-        yield from (name for name in names if name is not None)
 
 
 def _goes_on(script: Script, node: ast.AST) -> bool:
