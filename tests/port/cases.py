@@ -147,4 +147,7 @@ CASES: tuple[tuple[str, str, str], ...] = (
     ("def f(n, d):\n    print(d)\nP(target=f, args=(1, 'cuda'))", "def f(n, d):\n    print(d)\nP(target=f, args=(1, 'cuda'))",
      "def f(n, d):\n    print(d)\nP(target=f, args=(1, 'cuda'))"),
     ("t = torch.cuda.ByteTensor([1])", "t = torch.npu.ByteTensor([1])", "t = torch.cuda.ByteTensor([1])"),
+    ("p.add_argument('--device', default='cuda')\nx.to(p.parse_args().device)",
+     "p.add_argument('--device', default='cuda', type=lambda name: name.replace(\"cuda\", \"npu\"))\nx.to(p.parse_args().device)",
+     f"p.add_argument('--device', default='cuda', type=lambda name: name.replace(\"cuda\", {DEVICE}))\nx.to(p.parse_args().device)"),
 )  # fmt: skip

@@ -132,6 +132,7 @@ KERNELS = {
     "def plain(x):\n    return x if x.is_cuda else x.cuda()\n",
     "cudnn.py": "import torch\n\n\ndef can(x):\n    if not torch.backends.cudnn.enabled or x.device.type != 'cuda':\n"
     "        return False\n    return True\n",
+    "host.py": "from torch.utils.cpp_extension import load\nhost = load('host', ['host.cpp'])\n",
     "plugin.py": "import torch\nfrom torch.utils.cpp_extension import load\n_plugin = None\n\n\n"
     "def begin():\n    global _plugin\n    try:\n"
     "        _plugin = load('act', ['act.cu'])\n    except Exception:\n        pass\n    return _plugin is not None\n\n\n"
@@ -153,6 +154,7 @@ def test_what_guards_kernels_asks_about_cuda(tmp_path: Path) -> None:
         "plugin.py": ["import torch_npu", "    return x.relu().npu()"],
     }
     reasons = {(one.path, one.line): (one.reason.partition(":")[0], one.look) for one in result.seen}
+    assert ("host.py", 2) not in reasons
     assert reasons["ops.py", 2] == ("kernels in CUDA, built by setup.py", True)
     assert reasons["plugin.py", 9] == ("kernels in CUDA, built here", False)
     assert reasons["model.py", 10][0] == reasons["cudnn.py", 5][0] == "it guards kernels in CUDA, or cuDNN's"

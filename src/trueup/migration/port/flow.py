@@ -213,7 +213,9 @@ class Project:
             owned = self.class_of(script, node.value)
             if owned is not None:
                 return "attribute", owned[1], node.attr
-            root = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            of = node.value.func if isinstance(node.value, ast.Call) else node.value  # parser.parse_args().device
+            asked = of is node.value or getattr(of, "attr", "") in ("parse_args", "parse_known_args")
+            root = None if not asked else of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", None)
             return None if root is None else ("field", root, node.attr)
         if isinstance(node, ast.Subscript) and (key := _constant(node.slice)) is not None:
             inside = self.place(script, node.value)

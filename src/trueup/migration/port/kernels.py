@@ -60,7 +60,7 @@ class Kernels:
         for node in script.scopes if self._any else ():
             modules = dict.fromkeys(module for name in script.imports(node) if (module := self._of(name)) is not None)
             places = [f"built by {self.built[module]}" for module in modules]
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and script.qualified(node.func) in LOADS:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _loads(script, node):
                 places.append("built here")
             for place in places:
                 yield node, place, _goes_on(script, node)
@@ -144,7 +144,7 @@ class Kernels:
         """Note what is made by loading: a variable, and what a function that loads returns."""
         for script in self.project.scripts:
             for node in script.scopes:
-                if isinstance(node, ast.Call) and script.qualified(node.func) in LOADS:
+                if isinstance(node, ast.Call) and _loads(script, node):
                     function = script.within(node, FUNCTIONS)
                     self._places |= {("return", function)} if function is not None else set()
         before = -1
@@ -157,7 +157,7 @@ class Kernels:
     def _is_made(self, script: Script, value: ast.AST) -> bool:
         if isinstance(value, ast.Call):
             found = self.project.called(script, value.func)
-            return script.qualified(value.func) in LOADS or (found is not None and ("return", found[1]) in self._places)
+            return _loads(script, value) or (found is not None and ("return", found[1]) in self._places)
         return self.project.place(script, value) in self._places
 
     def _use(self) -> None:
@@ -197,6 +197,16 @@ class Kernels:
         if qualified is None and isinstance(node, ast.Name):
             qualified = f"{script.module}.{node.id}"
         return self._definition(qualified or "")
+
+
+def _loads(script: Script, load: ast.Call) -> bool:
+    """Return whether a call builds kernels in CUDA: not where its sources are written down, and none is CUDA's."""
+    if script.qualified(load.func) not in LOADS:
+        return False
+    given = next((one.value for one in load.keywords if one.arg == "sources"), load.args[1] if len(load.args) > 1 else None)
+    names = [one.value for one in given.elts if isinstance(one, ast.Constant)] if isinstance(given, (ast.List, ast.Tuple)) else []
+    whole = bool(names) and len(names) == len(given.elts)  # type: ignore[union-attr]
+    return not whole or not all(str(name).endswith((".cpp", ".cc", ".cxx", ".c")) for name in names)
 
 
 def _goes_on(script: Script, node: ast.AST) -> bool:
