@@ -173,13 +173,14 @@ def test_a_trace_of_torch_npu_has_no_categories(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in ((1, "Python"), (2, "Ascend Hardware"), (3, "Overlap Analysis"))
     ]
-    for pid, name, start, length in ((1, "aten::add", "010.5", 100), (2, "TransData", "100.25", 800), (3, "Computing", "100.25", 800), (2, "MatMul", "900.25", 200)):
+    for pid, name, start, length in ((1, "aten::add", "010.5", 100), (2, "aclnnMm_TransData_TransData", "100.25", 800), (3, "Computing", "100.25", 800), (2, "MatMul", "900.25", 200)):
         rows.append({"ph": "X", "name": name, "pid": pid, "tid": 1, "ts": f"17500000000{start}", "dur": length})
     (tmp_path / "ASCEND_PROFILER_OUTPUT").mkdir()
     (tmp_path / "ASCEND_PROFILER_OUTPUT/trace_view.json").write_text(json.dumps(rows), "utf-8")
     found = profile(tmp_path)
     assert found.shares["copy and format"] == pytest.approx(0.8)
     assert found.device["busy"] == pytest.approx(1000.0)
+    assert found.of("copy and format")[0].name == "TransData"
 
 
 def test_quirks_of_real_tables(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile.classes import COMMUNICATION, FRAMEWORK, OPERATOR, is_wrapper, named_class
 from trueup.migration.profile.judging import FREE, TINY, UNSEEN, Part, Profile
-from trueup.migration.profile.reading import FAR, Trace, opened
+from trueup.migration.profile.reading import FAR, Trace, kernel, opened
 
 MOST_ROWS = 5_000_000
 LONGEST = 1 << 20  # characters of a line
@@ -82,7 +82,7 @@ def _kernels(path: Path, columns: Sequence[int], rows: Iterator[list[str]]) -> T
     trace, names, base = Trace(str(path)), dict[str, int](), None
     for row in rows:
         name, kind, start, length = (row[column].strip() for column in columns)
-        label = kind if kind not in ("", "N/A") else name.rpartition("_")[2] if name.startswith("aclnn") else name
+        label = kind if kind not in ("", "N/A") else kernel(name)
         whole, _, rest = start.partition(".")
         base = int(whole) if base is None else base
         number = names.setdefault(label[:300], len(names))
