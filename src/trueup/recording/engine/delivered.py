@@ -1,16 +1,16 @@
 """Which samples a rank is given in the first step: a digest of each, so that ranks which share some can be told.
 
-A loader hands out batches; what lies along the first axis of their tensors in host memory are samples. Only batches that are handed
-out while gradients are recorded count: those of an evaluation are the same on all ranks. The same sample that is augmented at random has another
-digest. The digests of a batch of 256 pictures of 224 x 224 in float32, 154 MB, take some 15 ms (xxh3, 10 GB/s).
+A loader hands out batches; what lies along the first axis of their tensors in host memory are samples. Only batches that are
+handed out while gradients are recorded count: those of an evaluation are the same on all ranks. The same sample that is augmented
+at random has another digest. A batch of 256 pictures of 224 x 224 in float32, 154 MB, took 18 ms on one core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
@@ -22,8 +22,8 @@ MOST_BYTES = 1 << 28
 
 
 class Delivered:
-    """Watches the iterators of a framework's loaders, which ``kinds`` names, until the first step is over. ``rows`` views a tensor in
-    host memory as an array, None for anything else; ``trains`` tells whether gradients are recorded now."""
+    """Watches the iterators of a framework's loaders, which ``kinds`` names, until the first step is over. ``rows`` views a tensor
+    in host memory as an array, None for anything else; ``trains`` tells whether gradients are recorded now."""
 
     def __init__(self, kinds: Iterable[type], rows: Callable[[Any], NDArray[Any] | None], trains: Callable[[], bool]) -> None:
         self._rows, self._trains = rows, trains
@@ -55,7 +55,7 @@ class Delivered:
         count = len(arrays[0]) if arrays else 0
         if any(len(one) != count for one in arrays) or sum(one.nbytes for one in arrays) > MOST_BYTES:
             raise ValueError("no samples along the first axis, or too many bytes")
-        texts = [memoryview(one.view() if one.flags.c_contiguous else one.copy()).cast("B") for one in arrays if one.size]
+        texts = [np.ascontiguousarray(one).reshape(-1).view(np.uint8).data for one in arrays if one.size]
         found = []
         for at in range(count if texts else 0):
             state = xxhash.xxh3_64()

@@ -38,7 +38,16 @@ from trueup.recording.adapters.paddle.invocations import Invocations
 from trueup.recording.adapters.paddle.modes import flags, listed
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
-from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, in_host_memory, layout_of, named_tensors, to_numpy
+from trueup.recording.adapters.paddle.tensors import (
+    FACTS,
+    NamedTensors,
+    describe_values,
+    holds,
+    in_host_memory,
+    layout_of,
+    named_tensors,
+    to_numpy,
+)
 from trueup.recording.engine import environment
 from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.delivered import Delivered
