@@ -153,6 +153,7 @@ class BaseSession(ABC):
         self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader, seeds)
         self.recorder.settings = self.settings.news
         self.signatures = Signatures(self.adapter.name)
+        self.recorder.call_names = self.names
 
     # ------------------------------------------------------------------------------------------------ what an adapter adds
     @abstractmethod
@@ -330,8 +331,11 @@ class BaseSession(ABC):
         number = self.claim()
         if rank is None and number:
             self.recorder.note(f"no rank was set; this process (pid {os.getpid()}) is rank {number} by order of arrival")
-        names = self.signatures.of(op for *_, op in self.recorder.seen().keys)
-        return number, self._root, self.describe() | {"rank": number, "signatures": names}
+        return number, self._root, self.describe() | {"rank": number}
+
+    def names(self) -> dict[str, Any]:
+        """Return what operators and their arguments are called, for the manifest: of all that were seen so far."""
+        return {"signatures": self.signatures.of(op for *_, op in self.recorder.seen().keys)}
 
 
 def check(options: CaptureOptions, adapter: Adapter) -> None:

@@ -123,6 +123,9 @@ class Recorder:
         """Tells what a policy did so far, for the manifest (`trueup.foundation.store.policy_uses`)."""
         self.settings: Callable[[], dict[str, Any] | None] | None = None
         """Tells what the run is set to, where something of it is new since it was asked last, for the manifest."""
+        self.call_names: Callable[[], dict[str, Any]] | None = None
+        """Tells what operators and their arguments are called, for the manifest."""
+        self._named = -1  # of how many kinds of call it has them
 
     # ---------------------------------------------------------------- what adapters call
     @property
@@ -355,6 +358,9 @@ class Recorder:
             self._writer.update(policy=said)
         if self.settings is not None and (told := self.settings()) is not None:
             self._writer.update(settings=told)
+        if self.call_names is not None and (kinds := len(self._kinds)) != self._named:  # of calls that came since
+            self._named = kinds
+            self._writer.update(**self.call_names())
         return self._writer
 
     def _finish(self, status: str) -> None:

@@ -347,6 +347,10 @@ class Session(SessionCore):
         )  # fmt: skip
         with suppress(Exception):  # a build without a commit
             found["versions"]["paddle commit"] = str(paddle.version.commit)
+        return found
+
+    def names(self) -> dict[str, Any]:
+        found = super().names()
         with suppress(Exception):  # another version names its kernels otherwise
             forward = {op for level, phase, _, op in self.recorder.seen().keys if phase == "forward" and level != "module"}
             found["auto_cast"] = listed(forward)
