@@ -421,6 +421,9 @@ def test_names() -> None:
     assert unwrapped(["x.module.a", "module"]) == {"x.module.a": "x.module.a", "module": "module"}
     assert matched({"m.a.w": (2,), "m.b.w": (2,)}, {"a.w": (2,), "b.w": (3,)}) == {"m.a.w": "a.w"}
     assert matched({"a.w": (2,)}, {"model.a.w": (2,)}) == {"a.w": "model.a.w"}
+    own = {"module.w": (2,), "a.w": (2,)}  # a layer that is called as a wrapper is
+    assert matched({"module.w.value": (2,), "a.w.value": (2,)}, own) == {"module.w.value": "module.w", "a.w.value": "a.w"}
+    assert matched({"module.w": (2,), "module.a.w": (2,)}, own) == {"module.w": "module.w", "module.a.w": "a.w"}
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,13 +245,30 @@ def test_training_is_bitwise_the_same() -> None:
     assert len(list(Path().glob("20*.h5"))) == 1
 
 
+def test_kernels_of_an_extracted_operator_are_dumped() -> None:
+    """The guide's chapter: h5copy, its acl.json as it is printed, and a load on the device."""
+    with dumper(use_dump=True, dump_path="a.h5"):
+        small.step(small.model())
+    wanted = next(name for name in groups("a.h5") if name.startswith("native_layer_norm/"))
+    extract("a.h5", "output.h5", f"/{wanted}/")
+    rest = '"dump_path":"./out"# where\n  "dump_mode":"all"\n  "dump_op_switch":"on"\n }\n}\n'
+    Path("acl.json").write_text('{\n "dump":\n {\n  "dump_list":[]\n  ' + rest, "utf-8")
+    with dumper(use_load=True, dump_path="b.h5", load_file_path="output.h5", load_with_acl_dump=True):
+        small.step(small.model("npu"), "npu")
+    dumped = sorted(path.name for path in Path("out").glob("*.npy"))
+    assert {name.partition(".")[0] for name in dumped} == {"native_layer_norm"}
+    assert [name.split(".", 5)[5] for name in dumped] == [f"{side}.{k}.npy" for side in ("input", "output") for k in range(3)]
+    assert set(groups("b.h5")) == {wanted}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"use_dump": True, "check_overflow": True}, "use_dump and check_overflow exclude each other"),
         ({"use_load": True}, "use_load needs load_file_path"),
         ({"use_load": True, "load_file_path": "gone.h5"}, r"the capture gone.h5.trueup is not beside it.*got:      neither"),
-        ({"use_load": True, "load_file_path": "a.h5", "load_with_acl_dump": True}, "trueup replay CAPTURE --device npu"),
+        ({"use_dump": True, "load_with_acl_dump": True}, "give use_load=True and load_file_path"),
+        ({"use_load": True, "load_file_path": "a.h5", "load_with_acl_dump": True}, "got:      no "),  # torch.npu, or acl.json
         ({"use_dump": True, "dump_path": "no/where.h5"}, "there is no folder no; make it first"),
     ],
 )

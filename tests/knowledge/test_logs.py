@@ -50,7 +50,7 @@ def test_rows_have_names_of_their_own_and_the_guide_is_there_whole() -> None:
     assert {row.id for row in guide if row.corrects} >= {"npu-no-operator", "npu-leftover", "state-dict-keys"}
 
 
-@pytest.mark.parametrize(("name", "count", "innocent"), [("pieces.txt", 312, 156), ("later.txt", 39, 10), ("log_pieces.txt", 204, 102)])
+@pytest.mark.parametrize(("name", "count", "innocent"), [("pieces.txt", 312, 156), ("later.txt", 39, 10), ("log_pieces.txt", 204, 102), ("fourth.txt", 45, 11)])
 def test_labelled_pieces(tmp_path: Path, name: str, count: int, innocent: int) -> None:
     """At first sight, the rows written after the pieces: 154 of 156 errors by their row, 0 of 156 innocent pieces flagged. Of the later
     ones, which the rows were not written for: 24 of 29 errors (3 unknown, 1 as true in another row), 0 of 10 flagged."""

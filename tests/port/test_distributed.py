@@ -111,6 +111,25 @@ def test_a_model_goes_through_functions(tmp_path: Path) -> None:
     assert lines[-2:] == ["    data_parallel.start()", "    main()"]
 
 
+def test_what_main_does_not_import_stays(tmp_path: Path) -> None:
+    """Beside it may lie another training, which joins a process group and has devices of its own."""
+    source = tmp_path / "source"
+    (source / "lib").mkdir(parents=True)
+    other = "import torch\ntorch.distributed.init_process_group('gloo')\nx = torch.ones(2).to('cuda:1')\n"
+    (source / "train.py").write_text(ONE.replace("model = torch.nn.Linear(4, 2)", "from lib import *\nmodel = made()"))
+    (source / "lib" / "__init__.py").write_text("from .nets import made\n")
+    (source / "lib" / "nets.py").write_text("import torch\ndef made():\n    return torch.nn.Linear(4, 2).cuda(0)\n")
+    (source / "other.py").write_text(other)
+    result = port(source, tmp_path / "out", to="npu", distributed="train.py")
+    new = {one.path: [after for _, _, after in one.lines] for one in result.changed}
+    assert new["other.py"] == ["import torch_npu", "x = torch.ones(2).to('npu:1')"]
+    assert new["lib/nets.py"][-1] == "    return torch.nn.Linear(4, 2).npu()"
+    assert ("other.py", 2, "train.py does not reach this script") in [(one.path, one.line, one.reason) for one in result.seen]
+    (source / "lib" / "nets.py").write_text("import torch\nimport other\ndef made():\n    return torch.nn.Linear(4, 2)\n")
+    with pytest.raises(TrueupError, match=r"other.py, line 2, joins a process group"):
+        port(source, to="npu", distributed="train.py")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

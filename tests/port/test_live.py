@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from trueup.doors.cli import main
+from trueup.doors.report.saving import write_patch
 from trueup.migration.assess.support import has_kernel, support
+from trueup.migration.port.running import Place, Ran, patch
 from trueup.simdev.shapes import _forms
 
 pytestmark = pytest.mark.usefixtures("autoloaded", "warm")
@@ -202,3 +204,15 @@ def test_the_table_says_where_it_is_from() -> None:
     for source in support().source:
         assert len(source.commit.split(" of ")[0]) == 40
         assert source.paths
+
+
+def test_a_patch_is_of_the_bytes_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    old = "# coding: latin-1\r\n# \xe9 \f\r\nimport torch\r\nx = torch.ones(2).cuda()".encode("latin-1")
+    script.write_bytes(old)
+    ran = Ran(0, (Place(str(script), 4, "torch.Tensor.cuda", "is .to('npu')"),))
+    write_patch(patch(ran, "npu"), tmp_path / "it.patch")
+    applied = subprocess.run(["git", "apply", "it.patch"], capture_output=True, text=True)
+    assert applied.stderr == ""
+    assert script.read_bytes() == old.replace(b"cuda", b"npu").replace(b"import torch\r\n", b"import torch\r\nimport torch_npu\r\n")

@@ -41,7 +41,8 @@ def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
 
 
 ASKS = (
-    "kind = str(x.device)", "y = x.device.type", "y = 'cuda' in", "y = str(x.device).starts", "os.environ['CUDA",
+    "kind = str(x.device)", "y = x.device.type", "y = (x.device.type)", "y = x.type()", "y = 'cuda' in",
+    "y = str(x.device).starts", "os.environ['CUDA",
     "match x.device.type", "def f(d):\n    return {",
 )  # fmt: skip
 """Beginnings of cases that only ask about a device, which import nothing for it."""
@@ -100,6 +101,16 @@ def test_torch_under_a_name_of_the_scripts_own(tmp_path: Path) -> None:
     assert "th.accelerator.is_available()" in ported(tmp_path, head + text, "agnostic")
 
 
+def test_torch_comes_with_all_names_of_a_module(tmp_path: Path) -> None:
+    text = "import torch.nn as nn\nfrom tools import *\nif torch.cuda.is_available():\n    m = nn.Linear(2, 2).cuda()\n"
+    assert ported(tmp_path, text, "agnostic") == text.replace(".cuda.is", ".accelerator.is").replace(
+        ".cuda()", ".to(torch.accelerator.current_accelerator())"
+    )
+    assert "torch.npu.is_available()" in ported(tmp_path, text, "npu")
+    bound = "torch = 1\nfrom tools import *\nimport torch.nn\n"
+    assert ported(tmp_path, f"{bound}def f(torch):\n    torch.cuda.synchronize()\n", "npu").endswith("torch.cuda.synchronize()\n")
+
+
 def test_an_option_is_of_the_script_that_adds_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -121,6 +132,7 @@ KERNELS = {
     "def plain(x):\n    return x if x.is_cuda else x.cuda()\n",
     "cudnn.py": "import torch\n\n\ndef can(x):\n    if not torch.backends.cudnn.enabled or x.device.type != 'cuda':\n"
     "        return False\n    return True\n",
+    "host.py": "from torch.utils.cpp_extension import load\nhost = load('host', ['host.cpp'])\n",
     "plugin.py": "import torch\nfrom torch.utils.cpp_extension import load\n_plugin = None\n\n\n"
     "def begin():\n    global _plugin\n    try:\n"
     "        _plugin = load('act', ['act.cu'])\n    except Exception:\n        pass\n    return _plugin is not None\n\n\n"
@@ -142,6 +154,7 @@ def test_what_guards_kernels_asks_about_cuda(tmp_path: Path) -> None:
         "plugin.py": ["import torch_npu", "    return x.relu().npu()"],
     }
     reasons = {(one.path, one.line): (one.reason.partition(":")[0], one.look) for one in result.seen}
+    assert ("host.py", 2) not in reasons
     assert reasons["ops.py", 2] == ("kernels in CUDA, built by setup.py", True)
     assert reasons["plugin.py", 9] == ("kernels in CUDA, built here", False)
     assert reasons["model.py", 10][0] == reasons["cudnn.py", 5][0] == "it guards kernels in CUDA, or cuDNN's"
@@ -503,10 +516,12 @@ def test_what_changes_numbers_is_asked_for(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nx = torch.ones(2).cuda()  # <b>\ny = 'cuda'\ntorch.cuda.nvtx.mark('a')\n")
+    lines = ("x = torch.ones(2).cuda()  # <b>", "y = 'cuda'", "torch.cuda.nvtx.mark('a')", "if y:", "    x.cuda()")
+    (tmp_path / "train.py").write_text("\n".join(("import torch", *lines, "")))
     assert main(["port", str(tmp_path / "train.py"), "--check", "--to", "npu", "--html", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
     assert "<ins>+ x = torch.ones(2).npu()  # &lt;b&gt;</ins>" in page
+    assert "<ins>+ x.npu()</ins>" in page, "no indentation that all lines share"
     assert "a tool of CUDA&#39;s without counterpart" in page
     assert "<b>\n" not in page
 

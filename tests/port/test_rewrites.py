@@ -124,6 +124,36 @@ def test_a_row_is_found_as_it_is_written(name: str, line: str, after: str) -> No
     assert found.after.strip().startswith(after)
 
 
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        ("m = x > 0\nx[m] = 1.5", "x.masked_fill_(m, 1.5)"),
+        ("m = ~torch.isnan(x) & (x < 0)\nx[m] = float('-inf')", "x.masked_fill_(m, float('-inf'))"),
+        ("m = x > 0\nif y:\n    x += 1\n    x[m] = 0", "x.masked_fill_(m, 0)"),
+        ("for i in y:\n    x = f(i)\n    m = x > 0\n    x[m] = 0", "x.masked_fill_(m, 0)"),
+        ("m = x > 0\nx[m] = 0\nx = x.sum()", "x.masked_fill_(m, 0)"),
+        ("z = torch.zeros_like(x)\nm = x > y\nz[m] = x[m]", "z.copy_(torch.where(m, x, z))"),
+        ("m = x > 0\nz = x.clone()\nz[m] = 0", "z.masked_fill_(m, 0)"),
+        ("m = x > 0\ny = x[m].sum()", "y = torch.where(m, x, 0).sum()"),
+        ("m = y\nx[m] = 0", None),  # nobody knows what it is
+        ("m = x[:, 0] > 0\nx[m] = 0", None),
+        ("m = x > 0\nm = y\nx[m] = 0", None),
+        ("if y:\n    m = x > 0\nx[m] = 0", None),
+        ("x[m] = 0\nm = x > 0", None),
+        ("m = x > 0\nx = x.repeat(2, 1)\nx[m] = 0", None),  # it has another shape
+        ("m = x > 0\nx.unsqueeze_(-1)\nx[m] = 0", None),
+        ("m = x > 0\nfor i in y:\n    x[m] = 0\n    x = f(x)", None),
+        ("m = x > 0\nz = x.sum(0)\nz[m] = 0", None),
+        ("m = x > 0\nm.t_()\nx[m] = 0", None),
+        ("m = (x > 0).nonzero()\nx[m] = 0", None),
+        ("z = torch.zeros_like(x)\nx = f(x)\nm = x > 0\nz[m] = 0", None),
+    ],
+)
+def test_a_mask_in_a_variable(lines: str, after: str | None) -> None:
+    found = find(Path("train.py"), script(lines.replace("\n", "\n    ")), range(1, 99))
+    assert [one.after.strip() for one in found] == ([] if after is None else [after])
+
+
 def test_lines_that_did_not_run_or_are_shared_are_left() -> None:
     line = held(ROWS["masked-write"])
     assert names(script(line), range(0)) == []

@@ -173,13 +173,14 @@ def test_a_trace_of_torch_npu_has_no_categories(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in ((1, "Python"), (2, "Ascend Hardware"), (3, "Overlap Analysis"))
     ]
-    for pid, name, start, length in ((1, "aten::add", "010.5", 100), (2, "TransData", "100.25", 800), (3, "Computing", "100.25", 800), (2, "MatMul", "900.25", 200)):
+    for pid, name, start, length in ((1, "aten::add", "010.5", 100), (2, "aclnnMm_TransData_TransData", "100.25", 800), (3, "Computing", "100.25", 800), (2, "MatMul", "900.25", 200)):
         rows.append({"ph": "X", "name": name, "pid": pid, "tid": 1, "ts": f"17500000000{start}", "dur": length})
     (tmp_path / "ASCEND_PROFILER_OUTPUT").mkdir()
     (tmp_path / "ASCEND_PROFILER_OUTPUT/trace_view.json").write_text(json.dumps(rows), "utf-8")
     found = profile(tmp_path)
     assert found.shares["copy and format"] == pytest.approx(0.8)
     assert found.device["busy"] == pytest.approx(1000.0)
+    assert found.of("copy and format")[0].name == "TransData"
 
 
 def test_quirks_of_real_tables(tmp_path: Path) -> None:
@@ -189,11 +190,15 @@ def test_quirks_of_real_tables(tmp_path: Path) -> None:
         "Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us)\n0,aclnnMul_TransposeAiCore_Transpose,N/A,N/A,100.0\t,30.0,0\n"
         "0,aclnnMatmul_MatMulCommon_MatMulV2,N/A,N/A,130.5\t,20.0,0\n", "utf-8")  # fmt: skip
     found = profile(file)
+    assert found.remarks and "Nothing of the host is in this file" in found.remarks[0]
     assert {(part.kind, part.name, part.time) for part in found.parts if part.time > 1} == {("copy and format", "Transpose", 30.0), ("operator", "MatMulV2", 20.0)}
     file.write_text("Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,,900.5,20,0,20,79.5\n", "utf-8")
     assert profile(file).finding is None  # (computing) stands for all operators
     file.write_text("Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,,90.5,20,0,20,790.5\n", "utf-8")
-    assert "the device is free, and a table of steps does not say for what it waits" in profile(file).sentence
+    assert "the device is free, and nothing in this file says what it waits for" in profile(file).sentence
+    head = "Step,Type,Index,Computing,Communication(Not Overlapped),Overlapped,Communication,Free"
+    file.write_text(f"{head}\n,rank,0,90.0,20,0,20,890\n,rank,1,80.0,40,0,40,880\n,stage,\"(0, 1)\",90.0,40,0,40,890\n", "utf-8")
+    assert profile(file).window == 2000.0  # a stage is the longest of its ranks
     head = "Name,Input Shapes,Call Stack,Host Self Duration(us),Host Total Duration(us),Device Self Duration(us),Device Total Duration(us)"
     file.write_text(f"{head}\naten::mm,,,100.0,120.0,80.0,50.0\naten::mm,,,10.0,15.0,8.0,5.0\naten::relu,,,2.0,2.0,0,0\n", "utf-8")
     assert [(part.name, part.time, part.calls) for part in profile(file).parts] == [("aten::mm", 88.0, 2)]

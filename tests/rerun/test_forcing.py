@@ -105,3 +105,18 @@ def test_baseline_without_tensors_is_refused(tmp_path: Path) -> None:
     train(Net(5), tmp_path / "base")
     with pytest.raises(TrueupError, match="cannot lend its inputs"):
         trueup.capture(tmp_path / "forced", inputs_from=tmp_path / "base")
+
+
+def test_what_is_drawn_behind_a_function_without_a_tensor(tmp_path: Path) -> None:
+    """`Module.to` asks such a function first; the state of the generator, which it is the first to see, is the next call's."""
+
+    def run(into: Path, **options: object) -> Path:
+        torch.manual_seed(0)
+        with trueup.capture(into, level=("api", "aten"), on_error="stop", **options):  # type: ignore[arg-type]
+            layer = nn.Linear(3, 2).to("cpu")
+            layer(torch.randn(4, 3)).sum().backward()
+        return into
+
+    base = run(tmp_path / "base", detail="tensor")
+    result = trueup.compare(base, run(tmp_path / "forced", inputs_from=base, force="aten"))
+    assert (result.verdict, result.counts["deviates"]) == ("aligned", 0), result.sentence

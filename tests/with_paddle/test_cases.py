@@ -52,10 +52,16 @@ def test_a_script_finds_the_simulated_device_by_its_import(tmp_path: Path, monke
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    script = "import os, paddle\npaddle.set_device('npu:1')\nprint(paddle.ones([2]).place)"
+    script = (
+        "import paddle\npaddle.set_device('npu:1')\nm = paddle.nn.Linear(2, 2)\no = paddle.optimizer.SGD(0.1, m.parameters())\n"
+        "m, o = paddle.amp.decorate(m, o, level='O2')\ns = paddle.amp.GradScaler()\n"
+        "with paddle.amp.auto_cast(dtype='float16'):\n    loss = m(paddle.ones([1, 2])).mean()\n"
+        "s.scale(loss).backward()\ns.step(o)\nprint(m.weight.place, m.weight.dtype)"
+    )
     command = [sys.executable, "-m", "trueup", "simdev", "run", "--devices", "2", "--", sys.executable, "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.stdout.splitlines()[-1:] == ["Place(npu:1)"], ended.stderr[-2000:]
+    assert ended.stdout.splitlines()[-1:] == ["Place(npu:1) paddle.float32"], ended.stderr[-2000:]
+    assert ended.stderr.count("mixed precision has no effect on the simulated device") == 1
 
 
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

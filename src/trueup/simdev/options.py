@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import warnings
 from pathlib import Path
@@ -93,14 +94,16 @@ def init_dump() -> None:
 
 
 def set_dump(config: str) -> None:
-    """Dump from now on, as a file ``dump.json`` says: ``dump_path``, ``dump_mode`` (output, input, all), ``dump_op_switch``.
+    """Dump from now on, as a file ``dump.json`` says: ``dump_path``, ``dump_mode`` (output, input, all), ``dump_op_switch``. The
+    porting guide prints it without commas, and with a remark behind ``#``: that is read, too.
 
     Raises:
         ValueError: the file cannot be read, or says none of that.
     """
     global _dump
     try:
-        asked = json.loads(Path(config).read_text(encoding="utf-8"))["dump"]
+        text = re.sub(r"""#[^"\n]*$""", "", Path(config).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        asked = json.loads(re.sub(r"""(["\]}])\s*\n(\s*")""", r"\1,\n\2", text))["dump"]
         folder, mode = Path(config).parent / asked["dump_path"], asked.get("dump_mode", "output")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f'torch.npu.set_dump: {config} is no file like {{"dump": {{"dump_path": "output"}}}}: {error}') from None

@@ -1,25 +1,33 @@
 """The simulated accelerator of Paddle: a custom device ``npu``, built once from `paddle_device.cc` for the installed Paddle.
 
 Paddle looks for devices in the folder ``CUSTOM_DEVICE_ROOT`` when it is imported, so that is set right before (`install`). The
-device has memory of its own kind and no kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's.
+device has memory of its own kind and no kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's. Of half
+precision the CPU has few, so mixed precision has no effect on the device, as Paddle has it on the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 from trueup.foundation.model import TrueupError
+from trueup.recording.engine.switching import WhenLoaded
 
 SOURCE = Path(__file__).with_name("paddle_device.cc")
 ROOT, DEVICES = "CUSTOM_DEVICE_ROOT", "TRUEUP_SIMULATED_DEVICES"
 """Environment variables: where Paddle looks for devices, and how many the simulated one has."""
+NO_HALF = (
+    "trueup: mixed precision has no effect on the simulated device: Paddle's CPU computes for it and has no kernels of float16 and"
+    " bfloat16 for most operators, so that all stays in float32"
+)
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300
 
@@ -65,7 +73,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     paddle = installed()
     version = str(paddle / "version" / "__init__.py") if paddle is not None else ""
     mark = hashlib.sha256(SOURCE.read_bytes() + version.encode() + _read(version)).hexdigest()[:16]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trueup", f"paddle-{mark}-{devices}")
+    root = _cache(f"paddle-{mark}-{devices}")
     if not (root / "libtrueup_device.so").exists():
         build(root, devices=devices)
     return {ROOT: str(root), "FLAGS_use_stride_kernel": "0"}  # strided copies need kernels of the device
@@ -73,7 +81,7 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 def install() -> None:
     """Let Paddle find the device when it is imported, if it has no other: built then, the first time."""
-    if ROOT not in os.environ and "paddle" not in sys.modules:
+    if Path(os.environ.get(ROOT, _cache())).parent == _cache().parent and "paddle" not in sys.modules:
         sys.meta_path.insert(0, _BeforePaddle())
 
 
@@ -86,8 +94,42 @@ class _BeforePaddle:
         sys.meta_path.remove(self)
         try:
             os.environ.update(environment(int(os.environ.get(DEVICES) or 1)))
+            WhenLoaded("paddle.amp", _in_float32).install()
         except (TrueupError, OSError, ValueError) as error:
             print(f"trueup: Paddle has no simulated device here: {error}", file=sys.stderr)
+
+
+def _cache(name: str = "paddle") -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trueup", name)
+
+
+def _in_float32() -> None:
+    """Let ``paddle.amp`` change nothing where the device is chosen, and say so once."""
+    modules: list[Any] = [sys.modules["paddle.amp"], sys.modules["paddle.amp.auto_cast"]]
+    scaler: Any = sys.modules["paddle.amp.grad_scaler"].AmpScaler
+    guard, decorate, begin = modules[1].amp_guard, modules[1].amp_decorate, scaler.__init__
+    say = functools.cache(warnings.warn)
+
+    def is_simulated() -> bool:
+        if not sys.modules["paddle"].get_device().startswith("npu"):
+            return False
+        say(NO_HALF)
+        return True
+
+    def amp_guard(enable: bool = True, *args: Any, **options: Any) -> Any:
+        return guard(enable and not is_simulated(), *args, **options)
+
+    def amp_decorate(models: Any, optimizers: Any = None, *args: Any, **options: Any) -> Any:
+        if is_simulated():
+            return models if optimizers is None else (models, optimizers)
+        return decorate(models, optimizers, *args, **options)
+
+    def scale(self: Any, enable: bool = True, *args: Any, **options: Any) -> None:
+        begin(self, enable and not is_simulated(), *args, **options)
+
+    scaler.__init__ = scale
+    for module in modules:
+        module.amp_guard, module.amp_decorate = amp_guard, amp_decorate
 
 
 def _read(file: str) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trueup.foundation.model import TrueupError
-from trueup_compat.dumper.hdf5 import h5py
+from trueup_compat.dumper.hdf5 import NATIVE, TAKEN, h5py
 
 
 def extract(source: str | os.PathLike[str], target: str | os.PathLike[str], groups: str | Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def extract(source: str | os.PathLike[str], target: str | os.PathLike[str], grou
     wanted = [groups] if isinstance(groups, str) else list(groups)
     if Path(source).resolve() == Path(target).resolve():
         raise TrueupError(f"{source} cannot be copied into itself: name another file")
-    library = h5py()
+    library, native = h5py(), Path(f"{os.fspath(source)}{NATIVE}")
     try:
         with library.File(source, "r") as there, library.File(target, "a") as here:
             for group in wanted:
@@ -33,6 +33,8 @@ def extract(source: str | os.PathLike[str], target: str | os.PathLike[str], grou
                     raise TrueupError(f"{source} has no /{op}/{seqid}/: trueup import and trueup show list what it has")
                 if f"{op}/{seqid}" in here:
                     raise TrueupError(f"{target} has /{op}/{seqid}/ already")
+                if native.is_dir():
+                    here.attrs[TAKEN] = os.path.relpath(native, Path(target).parent)
                 there.copy(there[op][seqid], here.require_group(op), seqid)  # links are copied as links: nothing is followed
     except (OSError, KeyError) as error:
         raise TrueupError(f"{source} cannot be copied into {target}: {error}") from None

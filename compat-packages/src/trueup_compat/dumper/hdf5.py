@@ -23,6 +23,10 @@ from trueup_compat.files import Row, calls_of, payload_of, savable
 TENSOR, TENSORS, INTEGERS, INTEGER, BOOLEAN, DOUBLE = range(6)
 """``Type`` of a dataset."""
 FORMAT_ND = 2
+NATIVE = ".trueup"
+"""What the native capture's name has behind that of the file."""
+TAKEN = "Capture"
+"""Attribute of a file that holds some operators of another one: where that one's capture is, seen from here."""
 DATA_TYPES = {name: number for number, name in DTYPES.items()}
 DEVICE_TYPES = {name: number for number, name in DEVICES.items()}
 CALLS = 2_000
@@ -85,9 +89,30 @@ def numbered(path: Path) -> Iterator[Numbered]:
             yield Numbered(row["seq"], step, row["phase"], row["scope"], row["op"], row["ordinal"], next(seqids))
 
 
-def seqids_of(path: Path) -> Seqids:
-    """Return the numbers of a capture's operators."""
-    return {call.key: call.seqid for call in numbered(path)}
+def seqids_of(path: Path, groups: Collection[str]) -> Seqids:
+    """Return the numbers of a capture's operators, those that a file has."""
+    return {call.key: call.seqid for call in numbered(path) if call.path in groups}
+
+
+def groups_of(path: str) -> set[str]:
+    """Return the operators of a file, ``addmm/9``; none where there is no such file."""
+    if not Path(path).is_file():
+        return set()
+    try:
+        with h5py().File(path, "r") as file:
+            return {f"{op}/{seqid}" for op in file if hasattr(file[op], "keys") for seqid in file[op]}
+    except (OSError, KeyError) as error:
+        raise TrueupError(f"{path} cannot be read: {error}") from None
+
+
+def taken_from(path: str) -> Path | None:
+    """Return the capture of the file that a file was taken out of; None where it does not say."""
+    try:
+        with h5py().File(path, "r") as file:
+            said = file.attrs.get(TAKEN)
+    except OSError:
+        return None
+    return Path(path).parent / said if isinstance(said, str) else None
 
 
 def write(

@@ -11,15 +11,15 @@ import torch
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout
+from trueup.foundation.words.wording import counted
 from trueup.recording.adapters.torch.session import Session, capture, running
 from trueup.recording.engine.session import Capture
 from trueup.recording.recorder import CaptureOptions
-from trueup_compat.dumper.hdf5 import Seqids, h5py, seqids_of, write
+from trueup_compat.dumper import kernels
+from trueup_compat.dumper.hdf5 import NATIVE, Seqids, groups_of, h5py, seqids_of, taken_from, write
 from trueup_compat.dumper.overflowing import overflowed
 from trueup_compat.recording import clear
 
-NATIVE = ".trueup"
-"""What the native capture's name has behind that of the file."""
 LEVELS = ("api", "aten")
 
 
@@ -34,7 +34,8 @@ class dumper:
         check_overflow: name the operators that overflow in the block, and write those alone.
         dump_path: the file, or an existing folder for one named by the time; None: the present folder.
         load_file_path: a file that ``use_dump`` wrote, with its capture (``FILE.trueup``) beside it.
-        load_with_acl_dump: refused: it needs the driver of an Ascend device.
+        load_with_acl_dump: with ``use_load``: dump the kernels below the operators of that file, too, as ``./acl.json`` says; on
+            a device whose ``torch.npu`` has ``init_dump``, `set_dump` and `finalize_dump`.
 
     Raises:
         TrueupError: the arguments exclude each other, a path is none, or a capture is running in this process.
@@ -52,16 +53,17 @@ class dumper:
         if len(chosen) > 1:
             raise TrueupError(f"{' and '.join(chosen)} exclude each other: give dumper one of them")
         if load_with_acl_dump:
-            raise TrueupError(
-                "load_with_acl_dump dumps the kernels below an operator through the driver of an Ascend device (torch_npu with "
-                "npu.init_dump, set_dump and finalize_dump): Trueup does not.\n"
-                "  next:     trueup replay CAPTURE --device npu executes the operator on the device by itself"
-            )
+            if not use_load:
+                raise TrueupError("load_with_acl_dump dumps the kernels of loaded operators: give use_load=True and load_file_path")
+            kernels.device()
+        self._kernels = load_with_acl_dump
         self._mode = chosen[0] if enabled and chosen else None
         self._file = _file(dump_path) if self._mode else None
         self._load: Path | None = None
+        self._groups: set[str] = set()
         if use_load:
             self._load = _capture_of(load_file_path)
+            self._groups = groups_of(str(load_file_path))
             if self._file is not None and load_file_path and self._file.resolve() == Path(load_file_path).resolve():
                 raise TrueupError(f"dump_path and load_file_path are both {self._file}: write to another file")
         self._capture: Capture[Session] | None = None
@@ -96,9 +98,13 @@ class dumper:
             if found:
                 write(path, self._file, only=set(found))
             return
-        known: Seqids | None = None if self._load is None else seqids_of(self._load)
+        known: Seqids | None = None if self._load is None else seqids_of(self._load, self._groups)
         written = write(path, self._file, known=known, inputs=self._load is None)
-        print(f"trueup: {written:,} operators in {self._file}; use_load and compare read {path}, too: take it along", flush=True)
+        if self._kernels and self._load is not None:
+            dumped = kernels.dump(self._load, self._groups)
+            print(f"trueup: kernels of {counted(dumped, 'operator')} dumped", flush=True)
+        said = f"{counted(written, 'operator')} in {self._file}; use_load and compare read {path}, too: take it along"
+        print(f"trueup: {said}", flush=True)
 
 
 def install() -> None:
@@ -120,6 +126,8 @@ def _capture_of(path: str | os.PathLike[str] | None) -> Path:
     if not path:
         raise TrueupError("use_load needs load_file_path: the file that use_dump wrote on the other device")
     native = Path(f"{os.fspath(path)}{NATIVE}")
+    if not native.is_dir() and (taken := taken_from(os.fspath(path))) is not None:
+        native = taken
     if not native.is_dir():
         raise TrueupError(
             f"{path} cannot be loaded: the capture {native} is not beside it.\n"

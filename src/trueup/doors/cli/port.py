@@ -111,7 +111,7 @@ def _run_live(
     """Run a command with CUDA's calls sent to the device; return its exit code."""
     with loading():
         from trueup.doors.report.port import render_ran
-        from trueup.doors.report.saving import write_text
+        from trueup.doors.report.saving import write_patch
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port.running import patch as patch_of
         from trueup.migration.port.running import run
@@ -119,8 +119,7 @@ def _run_live(
     console, ran = Terminal(), run(words, simulated=simulated)
     render_ran(ran, limit, console)
     if patch is not None:
-        written = write_text(patch_of(ran, to.value), patch, "a file that can be made and written, for the patch")
-        print_written(written, console, "patch")
+        print_written(write_patch(patch_of(ran, to.value), patch), console, "patch")
     save_as_json(ran.document, json, console)
     return ran.exit_code
 
@@ -185,7 +184,7 @@ def assess(
     words = required(command, "run", "assess")
     with loading():
         from trueup.doors.report.assess import render, save
-        from trueup.doors.report.saving import write_text
+        from trueup.doors.report.saving import write_patch
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.assess import assess as run
         from trueup.migration.assess import assess_capture
@@ -197,7 +196,7 @@ def assess(
         found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
     render(found, limit, console)
     if patch is not None:
-        written = write_text(found.patch, patch, "a file that can be made and written, for the patch")
+        written = write_patch(found.patch, patch)
         print_written(written, console, "patch" if found.patch else "empty patch")
     if output is not None:
         print_written(save(found, output), console, "report")

@@ -33,7 +33,7 @@ def run_command(
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
 ) -> int:
     """Run a command with a device `npu` in PyTorch and in Paddle, where it is built the first time; in TensorFlow `npu_device` and
-    `npu_bridge` find it. The exit code is the command's."""
+    `npu_bridge` find it. TRUEUP_SIMULATED=1 before `python` reaches PyTorch alone. The exit code is the command's."""
     from trueup.recording.recorder.launch import program, run_to_the_end, search_path
 
     words = required(command, "run", "simdev run")

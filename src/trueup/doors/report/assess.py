@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueup.doors.report.html import ours, page
+from trueup.doors.report.html import at_the_margin, ours, page
 from trueup.doors.report.saving import save_csv, save_json, write_text
 from trueup.doors.report.terminal import entry, listing, print_lines, print_more_by_limit
 from trueup.foundation.words.wording import counted
@@ -108,8 +108,7 @@ def render_page(found: Assessment) -> str:
     tone = {0: "aligned", 1: "deviates", 2: "inconclusive"}[found.exit_code]
     return page(
         "assess.html.j2", [ours("page.js")], found=found, tone=tone, quiet=QUIET, percent=percent, size=size,
-        dynamic_advice=DYNAMIC,
-        reads_advice=READS, linked=[one for one in found.packages if one.cuda],
+        at_the_margin=at_the_margin, dynamic_advice=DYNAMIC, reads_advice=READS, linked=[one for one in found.packages if one.cuda],
     )  # fmt: skip
 
 

@@ -178,6 +178,13 @@ def _position(error: float) -> int:
     return round(100 * min(1.0, max(0.0, (math.log10(error) - FLOOR) / (CEILING - FLOOR))))
 
 
+def at_the_margin(*texts: str) -> list[str]:
+    """Return lines of a script without the indentation that all of them share, for which a narrow page has no room."""
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    shared = min((line[: len(line) - len(line.lstrip())] for line in lines), key=len, default="")
+    return ["\n".join(line.removeprefix(shared) for line in text.splitlines()) for text in texts]
+
+
 def ours(name: str) -> str:
     """Return the text of a file of the page."""
     return resources.files("trueup.doors.report").joinpath("template", name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from trueup.doors.report.html import ours, page
+from trueup.doors.report.html import at_the_margin, ours, page
 from trueup.doors.report.saving import replaced, save_csv, write_text
 from trueup.doors.report.terminal import listing, print_lines, print_more_by_limit
 from trueup.foundation.words.wording import counted, one_line
@@ -71,7 +71,7 @@ def render_page(document: dict[str, Any]) -> str:
     return page(
         "port.html.j2", [ours("page.js")], found=document, size=size, proofs=[one["sentence"] for one in proofs], tone=tone,
         look=[one for one in document["seen"] if one["look"]], left=seen, reasons=reasons.most_common(),
-        rules={file["path"]: list(file["changes"]) for file in document["changed"]},
+        at_the_margin=at_the_margin, rules={file["path"]: list(file["changes"]) for file in document["changed"]},
     )  # fmt: skip
 
 

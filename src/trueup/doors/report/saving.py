@@ -64,6 +64,13 @@ def write_text(text: str, path: Path, expected: str) -> Path:
     return path
 
 
+def write_patch(text: str, path: Path) -> Path:
+    """Write a patch, whose bytes that are no UTF-8 are those of the file it is for; raises TrueupError if it cannot."""
+    with replaced(path, "a file that can be made and written, for the patch") as temporary:
+        temporary.write_bytes(text.encode(errors="surrogateescape"))
+    return path
+
+
 def save_json(document: dict[str, Any], file: Path) -> Path:
     """Write a document as strict JSON and return its path; raises TrueupError where the file cannot be written."""
     return write_text(dumps(document), file, f"a file that can be made and written, for {document['schema']} as JSON")

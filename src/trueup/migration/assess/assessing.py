@@ -184,9 +184,7 @@ def assess(
     return replace(its, packages=found.packages, limits=its.limits or found.limits, on_cpu=True)
 
 
-def _shapes(
-    command: Sequence[str], steps: int, timeout: float | None, *, moved: bool = False
-) -> tuple[list[Run], str | None]:
+def _shapes(command: Sequence[str], steps: int, timeout: float | None, *, moved: bool = False) -> tuple[list[Run], str | None]:
     """Run a command on shapes, with ``moved`` its modules on the device in any case; return what ran there, and why it failed."""
     with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
         into = Path(folder, "shapes")
@@ -246,7 +244,7 @@ def _rewrites_of(capture: Capture) -> tuple[tuple[Offered, ...], str, tuple[str,
     same, other = {}, []
     for file, its in lines.items():
         try:
-            now = Path(file).read_text("utf-8").splitlines()
+            now = Path(file).read_text("utf-8").split("\n")  # its lines as Python counts them
         except (OSError, UnicodeDecodeError):
             other.append(file)
             continue
@@ -331,7 +329,7 @@ def _rewrites(where: Mapping[Path, Collection[int]]) -> tuple[tuple[Offered, ...
     found = []
     for script, lines in where.items():
         try:
-            text = script.read_text("utf-8")
+            text = script.read_bytes().decode()
         except (OSError, UnicodeDecodeError):
             continue
         name = os.path.relpath(script)

@@ -39,18 +39,18 @@ def matched(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int
     most names share. Shapes must be alike; a name that fits several, or none, is left out."""
     plain = unwrapped(saved)
     pairs = {name: new for name, new in plain.items() if new in wanted}
-    rest = {name: new for name, new in plain.items() if name not in pairs}
+    rest = {name: (new, _WRAPPER.sub("", name)) for name, new in plain.items() if name not in pairs}  # "module" may be the model's
     taken = set(pairs.values())
     affixes: Counter[tuple[str, str, str, str]] = Counter()
     open_ = [name for name in wanted if name not in taken]
-    for name, new in rest.items():
+    for name, forms in rest.items():
         for want in open_:
-            if saved[name] == wanted[want] and (affix := _affix(new, want)) is not None:
-                affixes[affix] += 1
+            if saved[name] == wanted[want]:
+                affixes.update({affix for form in forms if (affix := _affix(form, want)) is not None})
     for (drop, add, cut, tail), _ in sorted(affixes.items(), key=lambda one: (-one[1], sum(map(len, one[0])))):
-        for name, new in list(rest.items()):
-            if new.startswith(drop) and new.endswith(cut):
-                want = add + new[len(drop) : len(new) - len(cut)] + tail
+        for name, form in [(name, form) for name, forms in rest.items() for form in forms]:
+            if name in rest and form.startswith(drop) and form.endswith(cut):
+                want = add + form[len(drop) : len(form) - len(cut)] + tail
                 if want in wanted and want not in taken and wanted[want] == saved[name]:
                     pairs[name] = want
                     taken.add(want)
@@ -61,6 +61,8 @@ def matched(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int
 def _affix(name: str, want: str) -> tuple[str, str, str, str] | None:
     """Return what to take off the front and to put there, and the same for the end, to make one name of another: whole parts
     between points at the front, and a last part that begins or ends alike."""
+    if name == want:
+        return "", "", "", ""
     if name.endswith(f".{want}"):
         return name[: -len(want)], "", "", ""
     if want.endswith(f".{name}"):

@@ -96,7 +96,7 @@ def device_of_environment(project: Project, to: str) -> dict[Script, list[Edit]]
         top = {name for name, full in script.scopes[statement].imported.items() if name == full}
         if b'environ.get("DEVICE_ID"' in script.data or b"torch" not in script.data:
             continue  # it is there, or this starts something else
-        start, newline = script.line_start(statement.lineno), "\r\n" if b"\r\n" in script.data else "\n"
+        start, newline = script.line_start(statement.lineno), script.newline
         indent = script.data[start : script.span(statement)[0]].decode()
         asked, chosen = CHOOSE[to]
         lines = (f"{indent}if {asked}:", f'{indent}    {chosen}(int(os.environ.get("DEVICE_ID", 0)))', "")
@@ -117,7 +117,7 @@ def _keyword(script: Script, call: ast.Call, name: str, rule: str) -> list[Edit]
     given = next((one.value for one in call.keywords if one.arg == name), None)
     if given is not None:
         return [Edit(*script.span(given), "True", rule, EFFECTS[rule])] if script.text(given) == "False" else []
-    end = max(script.span(one)[1] for one in (*call.args, *(one.value for one in call.keywords)))
+    end = script.behind_arguments(call)
     return [Edit(end, end, f", {name}=True", rule, EFFECTS[rule])]
 
 

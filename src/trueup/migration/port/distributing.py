@@ -21,6 +21,7 @@ from trueup.migration.port.writing import Edit
 
 HELPER = "data_parallel"
 LOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+BY_NAME = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 RULE = "distributed"
 EFFECTS = (
@@ -61,13 +62,17 @@ class Distributor:
             raise _refused(
                 main, f"a script of {base}", "none of that name", "name the script that is started, as seen from the folder"
             )
-        nodes = [(script, node) for script in project.scripts for node in script.scopes]
-        self.calls = [(script, node) for script, node in nodes if isinstance(node, ast.Call)]
-        for script, call in self.calls:
-            if (script.qualified(call.func) or "").endswith("distributed.init_process_group"):
+        self.main, self.scripts = found, reached(project, found)
+        project.spread = set(self.scripts)
+        calls = [(script, node) for script in project.scripts for node in script.scopes if isinstance(node, ast.Call)]
+        self.calls = [(script, call) for script, call in calls if script in project.spread]
+        for script, call in calls:
+            if not (script.qualified(call.func) or "").endswith("distributed.init_process_group"):
+                continue
+            if script in project.spread:
                 line = f"{script.path}, line {call.lineno}, joins a process group"
                 raise _refused(main, "a training of one process", line, "it is distributed already: port it without --distributed")
-        self.main, project.spread = found, True
+            self.left[script].append(Left(call.lineno, script.text(call)[:200], f"{main} does not reach this script", False))
         self._start(found)
         self._wrap(model)
         self._share()
@@ -76,8 +81,8 @@ class Distributor:
                 self._edit(script, *script.span(call.func), f"{HELPER}.save", "a checkpoint is written once")
         for script, edits in self.edits.items():
             if edits:
-                at, newline = behind_imports(script), "\r\n" if b"\r\n" in script.data else "\n"
-                self._edit(script, at, at, f"import {HELPER}{newline}", "what the changes need")
+                at = behind_imports(script)
+                self._edit(script, at, at, f"import {HELPER}{script.newline}", "what the changes need")
 
     @staticmethod
     def files(main: str) -> dict[str, str]:
@@ -97,12 +102,13 @@ class Distributor:
     def _insert(self, script: Script, statement: ast.stmt, text: str, why: str, *, behind: bool) -> None:
         start, end = script.span(statement)
         line = script.line_start(statement.lineno)
-        indent, newline = script.data[line:start].decode(), "\r\n" if b"\r\n" in script.data else "\n"
+        indent, newline = script.data[line:start].decode(), script.newline
         if not behind:
             self._edit(script, line, line, f"{indent}{text}{newline}", why)
             return
-        at = script.data.find(b"\n", end) + 1
-        self._edit(script, at or len(script.data), at or len(script.data), f"{'' if at else newline}{indent}{text}{newline}", why)
+        at = script.line_start(script.line_at(end) + 1)
+        whole = script.data[:at].endswith((b"\n", b"\r"))
+        self._edit(script, at, at, f"{'' if whole else newline}{indent}{text}{newline}", why)
 
     # ---- where it begins ----
 
@@ -129,7 +135,7 @@ class Distributor:
 
     def _models(self, wanted: str | None) -> Iterator[tuple[Script, ast.stmt, str]]:
         if wanted is not None:
-            for script in self.project.scripts:
+            for script in self.scripts:
                 for node in script.scopes:
                     if isinstance(node, ast.Assign) and any(script.text(one) == wanted for one in node.targets):
                         yield script, node, wanted
@@ -217,6 +223,23 @@ class Distributor:
             elif any(loop is not None and script.is_within(call, loop) for loop in loops):
                 reason = "each process reads this of its own share of the batch: reduce it if it is reported"
                 self.left[script].append(Left(call.lineno, script.text(call), reason, True))
+
+
+def reached(project: Project, main: Script) -> list[Script]:
+    """Return the scripts that one imports, itself first, and those that they import; all where one of them imports by a name that
+    is only known when it runs."""
+    folder = main.module.rpartition(".")[0]
+    found = [main]
+    for script in found:
+        if any(script.qualified(node.func) in BY_NAME for node in script.scopes if isinstance(node, ast.Call)):
+            return project.scripts
+        for full in dict.fromkeys(full for node in script.scopes for full in script.imports(node)):
+            parts = full.split(".")
+            for name in (".".join(parts[: n + 1]) for n in range(len(parts))):
+                for module in (name, f"{name}.__init__", f"{folder}.{name}", f"{folder}.{name}.__init__"):
+                    its = project.modules.get(module)
+                    found += [its] if its is not None and its not in found else []
+    return found
 
 
 def first_statement(script: Script, *, guard: bool) -> ast.stmt | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -54,8 +54,8 @@ class Project:
     """Names of the options that a script adds to its command line."""
     added: dict[str, list[tuple[Script, ast.Call]]] = field(default_factory=lambda: defaultdict(list))
     """The calls that add an option of a name."""
-    spread: bool = False
-    """Whether several processes are to share the training."""
+    spread: set[Script] = field(default_factory=set)
+    """The scripts of a training that several processes are to share."""
     chosen: bool = False
     """Whether a variable of the environment is to choose the device."""
 
@@ -83,10 +83,9 @@ class Project:
         self._back(wanted)
         self._ahead()
 
-    @property
-    def numbered(self) -> bool:
-        """Return whether the number of a device stays as it is written."""
-        return not (self.spread or self.chosen)
+    def numbered(self, script: Script) -> bool:
+        """Return whether the number of a device stays as a script has it."""
+        return not (script in self.spread or self.chosen)
 
     # ---- what a call takes ----
 
@@ -214,7 +213,9 @@ class Project:
             owned = self.class_of(script, node.value)
             if owned is not None:
                 return "attribute", owned[1], node.attr
-            root = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            of = node.value.func if isinstance(node.value, ast.Call) else node.value  # parser.parse_args().device
+            asked = of is node.value or getattr(of, "attr", "") in ("parse_args", "parse_known_args")
+            root = None if not asked else of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", None)
             return None if root is None else ("field", root, node.attr)
         if isinstance(node, ast.Subscript) and (key := _constant(node.slice)) is not None:
             inside = self.place(script, node.value)
@@ -315,19 +316,36 @@ class Project:
             self.values["return", node].append((script, node.body))
 
     def _note_call(self, script: Script, call: ast.Call) -> None:
-        found = self.called(script, call.func)
+        named = {one.arg: one.value for one in call.keywords if one.arg is not None}
+        if self.called(script, call.func) is not None:
+            self._note_given(script, call.func, call.args, named)
+            return
+        self._note_fields(script, call)
+        qualified, tuples = script.qualified(call.func) or "", (ast.Tuple, ast.List)
+        given = named.get("args")
+        values = given.elts if isinstance(given, tuples) else []
+        if "target" in named:  # Process(target=work, args=(x, "cuda"), kwargs={"where": "cuda"})
+            pairs = _pairs(named["kwargs"]) if "kwargs" in named else None
+            self._note_given(script, named["target"], values, {str(key): value for key, value in pairs or ()})
+        elif qualified.startswith("torch.multiprocessing.") and qualified.endswith("spawn"):  # behind the number of the process
+            for work in [*call.args[:1], *(value for name, value in named.items() if name == "fn")]:
+                self._note_given(script, work, [ast.Constant(0), *values], {})
+        elif qualified == "functools.partial" and call.args:
+            self._note_given(script, call.args[0], call.args[1:], named)
+
+    def _note_given(self, script: Script, callee: ast.AST, values: Sequence[ast.AST], named: Mapping[str, ast.AST]) -> None:
+        """Note what the parameters of a function of the project are given."""
+        found = self.called(script, callee)
         if found is None:
-            self._note_fields(script, call)
             return
         function = found[1]
         positional = [*function.args.posonlyargs, *function.args.args]
-        if isinstance(call.func, ast.Attribute) or self._class(script, call.func) is not None:
+        if isinstance(callee, ast.Attribute) or self._class(script, callee) is not None:
             positional = positional[1:] if positional and positional[0].arg in ("self", "cls") else positional
-        for argument, value in zip(positional, call.args, strict=False):
+        for argument, value in zip(positional, values, strict=False):
             self.values["name", function, argument.arg].append((script, value))
-        for keyword in call.keywords:
-            if keyword.arg is not None:
-                self.values["name", function, keyword.arg].append((script, keyword.value))
+        for name, value in named.items():
+            self.values["name", function, name].append((script, value))
 
     def _note_fields(self, script: Script, call: ast.Call) -> None:
         """A class without ``__init__`` (a dataclass) keeps its arguments under their names."""
@@ -439,7 +457,9 @@ class Project:
                         self.reached[place] = kind
 
     def kind(self, script: Script, expression: ast.AST) -> Kind | None:
-        """Return what a value is: a device, a backend; None where nothing shows it."""
+        """Return what a value is: a device, a backend; None where nothing shows it, or no rule has a place that takes one."""
+        if not self.rules.sink:
+            return None
         if isinstance(expression, ast.Attribute) and expression.attr in ("type", "device") and script.qualified(expression) is None:
             if expression.attr == "device" and self.is_foreign(script, expression.value):
                 return self.reached.get(self.place(script, expression) or ())
@@ -450,6 +470,8 @@ class Project:
             return found
         if isinstance(expression, ast.Call) and script.qualified(expression.func) == "torch.device":
             return "device"
+        if isinstance(expression, ast.Call) and self._asks_type(script, expression):
+            return "type"
         if isinstance(expression, ast.Call) and script.qualified(expression.func) == "torch.distributed.get_backend":
             return "backend"
         for origin in self.origins(script, expression):
@@ -457,6 +479,16 @@ class Project:
             if found is not None:
                 return found
         return None
+
+
+    def _asks_type(self, script: Script, call: ast.Call) -> bool:
+        """``x.type()`` of a tensor is the name of its type."""
+        method = call.func
+        if not isinstance(method, ast.Attribute) or method.attr != "type" or call.args or call.keywords:
+            return False
+        if script.qualified(method) is not None:
+            return False
+        return self.called(script, method) is None and not self.is_foreign(script, method.value)
 
 
 def _inner(node: ast.AST) -> ast.AST | None:

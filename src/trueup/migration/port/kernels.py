@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from trueup.migration.port.flow import Place, Project
 from trueup.migration.port.reading import FUNCTIONS, Script
@@ -58,9 +58,9 @@ class Kernels:
     def needs(self, script: Script) -> Iterator[tuple[ast.AST, str, bool]]:
         """Yield where a script imports or builds kernels, where those are built, and whether it goes on without them."""
         for node in script.scopes if self._any else ():
-            modules = dict.fromkeys(module for name in _modules(script, node) if (module := self._of(name)) is not None)
+            modules = dict.fromkeys(module for name in script.imports(node) if (module := self._of(name)) is not None)
             places = [f"built by {self.built[module]}" for module in modules]
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and script.qualified(node.func) in LOADS:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _loads(script, node):
                 places.append("built here")
             for place in places:
                 yield node, place, _goes_on(script, node)
@@ -109,10 +109,7 @@ class Kernels:
         """Return the modules of the project that nobody can import without the kernels."""
         imports = {
             script.module: {
-                name
-                for node in script.tree.body
-                if isinstance(node, (ast.Import, ast.ImportFrom))
-                for name in _modules(script, node)
+                name for node in script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) for name in script.imports(node)
             }
             for script in self.project.scripts
         }
@@ -131,7 +128,7 @@ class Kernels:
                 if not isinstance(node, ast.Try):
                     continue
                 inside = [one for statement in node.body for one in ast.walk(statement)]
-                names = [(one, name) for one in inside for name in _modules(script, one)]
+                names = [(one, name) for one in inside for name in script.imports(one)]
                 if not any(self._of(name) or _within(name, self._whole) for _, name in names):
                     continue
                 others = [one for part in (*node.handlers, *node.orelse) for one in ast.walk(part)]
@@ -147,7 +144,7 @@ class Kernels:
         """Note what is made by loading: a variable, and what a function that loads returns."""
         for script in self.project.scripts:
             for node in script.scopes:
-                if isinstance(node, ast.Call) and script.qualified(node.func) in LOADS:
+                if isinstance(node, ast.Call) and _loads(script, node):
                     function = script.within(node, FUNCTIONS)
                     self._places |= {("return", function)} if function is not None else set()
         before = -1
@@ -160,7 +157,7 @@ class Kernels:
     def _is_made(self, script: Script, value: ast.AST) -> bool:
         if isinstance(value, ast.Call):
             found = self.project.called(script, value.func)
-            return script.qualified(value.func) in LOADS or (found is not None and ("return", found[1]) in self._places)
+            return _loads(script, value) or (found is not None and ("return", found[1]) in self._places)
         return self.project.place(script, value) in self._places
 
     def _use(self) -> None:
@@ -202,13 +199,14 @@ class Kernels:
         return self._definition(qualified or "")
 
 
-def _modules(script: Script, node: ast.AST) -> Iterable[str]:
-    """Yield the full names that a statement imports."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        names = [script.scopes[node].imported.get(alias.asname or alias.name) for alias in node.names]
-        yield from (name for name in names if name is not None)
+def _loads(script: Script, load: ast.Call) -> bool:
+    """Return whether a call builds kernels in CUDA: not where its sources are written down, and none is CUDA's."""
+    if script.qualified(load.func) not in LOADS:
+        return False
+    given = next((one.value for one in load.keywords if one.arg == "sources"), load.args[1] if len(load.args) > 1 else None)
+    names = [one.value for one in given.elts if isinstance(one, ast.Constant)] if isinstance(given, (ast.List, ast.Tuple)) else []
+    whole = bool(names) and len(names) == len(given.elts)  # type: ignore[union-attr]
+    return not whole or not all(str(name).endswith((".cpp", ".cc", ".cxx", ".c")) for name in names)
 
 
 def _goes_on(script: Script, node: ast.AST) -> bool:

@@ -29,7 +29,7 @@ from trueup.migration.port.flow import Project
 from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.outside import in_settings
 from trueup.migration.port.rules import Name, Own, Switch, builtin
-from trueup.migration.port.writing import VARIABLES, Edit, Writer
+from trueup.migration.port.writing import Edit, Writer
 
 RECORD = "trueup-port.json"
 """What a port changed, beside what it wrote: for a report, and to take it back."""
@@ -39,11 +39,11 @@ MOST = 20_000
 MOST_BYTES = 64 << 20
 """Bytes that a file that is no script is looked at with."""
 LETTERS = re.compile(rb"cuda|nccl", re.IGNORECASE)
-READABLE = f"a script in UTF-8 that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+READABLE = f"a script that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+RUN = "try it by trueup simdev run -- python train.py (TRUEUP_SIMULATED=1 reaches PyTorch alone)"
 ELSEWHERE = {
-    "import paddle": "a script of Paddle says paddle.set_device('npu'): try it by trueup simdev run -- python train.py",
-    "import tensorflow": "a script of TensorFlow imports npu_device (npu_bridge before version 2): try it by"
-    " trueup simdev run -- python train.py",
+    "import paddle": f"a script of Paddle says paddle.set_device('npu'): {RUN}",
+    "import tensorflow": f"a script of TensorFlow imports npu_device (npu_bridge before version 2): {RUN}",
 }
 """What is said of scripts of another framework, by what they import."""
 NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
@@ -184,14 +184,14 @@ def port(
     )
     seen += tuple(
         Seen(str(path.relative_to(base)), line, text, why, look=True)
-        for path, line, text, why in in_settings(_walk(root) if root.is_dir() else (), to, VARIABLES)
+        for path, line, text, why in in_settings(_walk(root) if root.is_dir() else (), to, known.variable)
     )
     used = {edit.rule for writer in writers for edit in writer.edits}
     with_versions: list[Name | Switch] = [*known.name, *known.switch]
     versions = [rule.since for rule in with_versions if rule.id in used and rule.since]
     since = max(versions, key=_version, default=None)
     target = None if output is None else Path(output)
-    lines = sum(script.data.count(b"\n") for script in scripts)
+    lines = sum(len(script.lines) for script in scripts)
     added = {} if distributed is None else Distributor.files(distributed)
     effects = (
         *(() if distributed is None else EFFECTS),
@@ -257,10 +257,11 @@ def _writers(
         ]
         writer = Writer(project, script, to, mine, more, kernels)
         writer.left += [] if spread is None else spread.left[script]
-        if not writer.edits or _is_python(writer.text):
+        why = _why_not(writer) if writer.edits else None
+        if why is None:
             writers.append(writer)
         else:
-            unread[script.path] = f"{script.path}: what was to be written is no Python; it was left as it is: report this"
+            unread[script.path] = f"{script.path}: what was to be written {why}"
     return writers
 
 
@@ -294,10 +295,11 @@ def undo(folder: str | Path) -> tuple[int, tuple[str, ...]]:
         except OSError as error:
             kept.append(f"{file.path}: {error.strerror}")
             continue
+        encoding = reading.encoding_of(data)
         for change in sorted(file.changes, key=lambda one: -one.start):
-            after = change.after.encode()
+            after = change.after.encode(encoding, "replace")
             if data[change.start : change.start + len(after)] == after:
-                data = data[: change.start] + change.before.encode() + data[change.start + len(after) :]
+                data = data[: change.start] + change.before.encode(encoding) + data[change.start + len(after) :]
                 count += 1
             else:
                 kept.append(f"{file.path}, line {change.line}: it was edited since")
@@ -365,16 +367,25 @@ def _links(root: Path) -> list[Path]:
 
 
 def _changed(writer: Writer, base: Path) -> Changed:
-    changes, shift = [], 0
-    data = writer.script.data
+    script, changes, shift = writer.script, [], 0
+    data = script.data
     for edit in writer.edits:
         before, after = data[edit.start : edit.end], edit.text.encode()
-        line = data.count(b"\n", 0, edit.start) + 1
-        changes.append(Change(line, edit.start + shift, before.decode(), edit.text, edit.rule, edit.why))
-        shift += len(after) - len(before)
-    path = str(writer.script.path.relative_to(base))
-    lines = tuple(_lines(data, writer.edits))
-    return Changed(path, xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(writer.text), tuple(changes), lines)
+        start = len(script.encoded(data[: edit.start])) + shift
+        changes.append(Change(script.line_at(edit.start), start, before.decode(), edit.text, edit.rule, edit.why))
+        shift += len(script.encoded(after)) - len(script.encoded(before))
+    path = str(script.path.relative_to(base))
+    was, now = (xxhash.xxh3_128_hexdigest(one) for one in (script.encoded(data), writer.text))
+    return Changed(path, was, now, tuple(changes), tuple(_lines(data, writer.edits)))
+
+
+def rewritten(data: bytes, changes: Sequence[Change]) -> bytes:
+    """Return the bytes of a script with its changes."""
+    encoding = reading.encoding_of(data)
+    for change in changes:
+        end = change.start + len(change.before.encode(encoding))
+        data = data[: change.start] + change.after.encode(encoding) + data[end:]
+    return data
 
 
 def _lines(data: bytes, edits: Sequence[Edit]) -> Iterator[tuple[int, str, str]]:
@@ -397,7 +408,7 @@ def _lines(data: bytes, edits: Sequence[Edit]) -> Iterator[tuple[int, str, str]]
             text, at = text + data[at : edit.start] + edit.text.encode(), edit.end
         old = data[starts[first] : starts[min(end, len(lines))]]
         text += data[at : starts[min(end, len(lines))]]
-        before, after = ("\n".join(one.decode("utf-8-sig", "replace").splitlines()) for one in (old, text))
+        before, after = (re.sub(r"\r\n?", "\n", one.decode("utf-8-sig", "replace")).removesuffix("\n") for one in (old, text))
         yield first + 1, before, after
 
 
@@ -451,12 +462,15 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
         ) from None
 
 
-def _is_python(text: bytes) -> bool:
+def _why_not(writer: Writer) -> str | None:
+    """Return why a script is left as it is; None where what is to be written is whole."""
     try:
-        ast.parse(text)
+        ast.parse(writer.text)
+    except UnicodeEncodeError as error:
+        return f"has {error.object[error.start : error.end]!r}, which {writer.script.encoding} lacks: save it as UTF-8 first"
     except (SyntaxError, ValueError):
-        return False
-    return True
+        return "is no Python; it was left as it is: report this"
+    return None
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -196,7 +196,7 @@ def _known(log: Path, folder: Path, look: Sequence[Seen]) -> str:
 def _line(path: Path, number: int) -> str:
     """Return a line of a script and those it begins, as `Seen` has them; the port's own lines may have moved."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         return ""
     return "\n".join(lines[number - 1 : number + 3])

@@ -7,7 +7,11 @@ written, comments and blanks included. (LibCST keeps them too, but its names, sc
 from __future__ import annotations
 
 import ast
+import bisect
+import io
+import itertools
 import re
+import tokenize
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +21,8 @@ from trueup.foundation.model import TrueupError
 
 LARGEST = 4 << 20
 """Bytes that a script may have."""
+UTF_8 = "utf-8"
+BLANK = re.compile(rb"(?:[\s\\]|#[^\r\n]*)*")
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -46,15 +52,24 @@ class Scope:
 
 
 class Script:
-    """A script that was read. Raises TrueupError if it is no Python that this interpreter reads."""
+    """A script that was read. Raises TrueupError if it is no Python that this interpreter reads.
+
+    ``data`` is its text in UTF-8, in which all places count; ``encoding`` is the file's own (PEP 263), line ends are as they were.
+    """
 
     def __init__(self, path: Path, data: bytes, module: str) -> None:
-        self.path, self.data, self.module = path, data, module
-        self.tree = _parsed(path, data)
-        mark = 3 if data.startswith(b"\xef\xbb\xbf") else 0  # the tree counts from behind the byte order mark
+        self.path, self.module = path, module
+        self.encoding = encoding_of(data)
+        self.data = data if self.encoding == UTF_8 else _recoded(path, data, self.encoding)
+        self.tree = _parsed(path, self.data)
+        end = re.search(rb"\r\n?|\n", self.data)
+        self.newline = end.group().decode() if end else "\n"
+        mark = 3 if self.data.startswith(b"\xef\xbb\xbf") else 0  # the tree counts from behind the byte order mark
         self._starts = [mark]
-        for line in data[mark:].splitlines(keepends=True):
+        for line in self.data[mark:].splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        self.starred = any(one.name == "*" for node in self.tree.body if isinstance(node, ast.ImportFrom) for one in node.names)
+        """Whether names come from a module that are not written down: torch is such a one, where nothing here binds it."""
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scopes: dict[ast.AST, Scope] = {}
         self.opened: dict[ast.AST, Scope] = {self.tree: Scope(self.tree, None)}
@@ -73,8 +88,51 @@ class Script:
         return self.data[start:end].decode()
 
     def line_start(self, line: int) -> int:
-        """Return the byte where a line begins; lines count from 1."""
-        return self._starts[line - 1]
+        """Return the byte where a line begins; lines count from 1. Behind the last one it is the end."""
+        return self._starts[min(line, len(self._starts)) - 1]
+
+    def line_at(self, place: int) -> int:
+        """Return the line that a byte is of."""
+        return max(1, bisect.bisect_right(self._starts, place))
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines as Python counts them, each with its end."""
+        return [self.data[start:end].decode() for start, end in itertools.pairwise(self._starts)]
+
+    def encoded(self, text: bytes) -> bytes:
+        """Return a part of the text as the file has it. Raises UnicodeEncodeError where its encoding lacks a character."""
+        return text if self.encoding == UTF_8 else text.decode().encode(self.encoding)
+
+    def arguments(self, call: ast.Call) -> list[tuple[int, int]]:
+        """Return the bytes of each argument of a call as they stand there, with brackets that are around it alone."""
+        at, spans = self.opening(call), []
+        nodes = [*call.args, *call.keywords]
+        for one in sorted(nodes, key=lambda node: self.span(node)):
+            start = self._skip(at)
+            end = self.span(one)[1]
+            depth = self.data[start : self.span(one)[0]].count(b"(")
+            for _ in range(depth if self.data[start : start + 1] == b"(" else 0):
+                end = self._skip(end) + 1
+            spans.append((start, end))
+            at = self._skip(end) + 1
+        return spans
+
+    def opening(self, call: ast.Call) -> int:
+        """Return the byte behind a call's opening bracket."""
+        end = self.span(call.func)[1]
+        while self.data[(end := self._skip(end)) : end + 1] != b"(":
+            end += 1
+        return end + 1
+
+    def behind_arguments(self, call: ast.Call) -> int:
+        """Return the byte behind a call's last argument; behind the opening bracket where it has none."""
+        return max((end for _, end in self.arguments(call)), default=self.opening(call))
+
+    def _skip(self, place: int) -> int:
+        """Return the next byte that is no blank, no line end and of no comment."""
+        found = BLANK.match(self.data, place)
+        return place if found is None else found.end()
 
     def qualified(self, node: ast.AST) -> str | None:
         """Return the full name of what a chain of names means, through the imports; None if it begins with no import.
@@ -85,10 +143,19 @@ class Script:
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name) or (owner := self.scopes[node].owner(node.id)) is None:
+        if not isinstance(node, ast.Name):
             return None
+        owner = self.scopes[node].owner(node.id)
+        if owner is None:
+            return ".".join(["torch", *reversed(parts)]) if node.id == "torch" and self.starred else None
         first = owner.imported.get(node.id)
         return None if first is None else ".".join([first, *reversed(parts)])
+
+    def imports(self, node: ast.AST) -> list[str]:
+        """Return the full names that a statement imports; all of a module's as its name with ``.*``."""
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        return [f"{self._absolute(node)}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
 
     def called(self, module: str) -> str | None:
         """Return the name under which the script has a module that it imports as another alone; None if under its own."""
@@ -192,10 +259,31 @@ def read(path: Path, module: str) -> Script:
     return Script(path, data, module)
 
 
+def encoding_of(data: bytes) -> str:
+    """Return the encoding that a script says it has (PEP 263); UTF-8 where it says none that Python knows."""
+    lines = re.split(rb"\r\n?|\n", data, maxsplit=2)[:2]
+    try:
+        found, _ = tokenize.detect_encoding(io.BytesIO(b"\n".join(lines)).readline)
+        return UTF_8 if found in (UTF_8, "utf-8-sig") else found
+    except SyntaxError:
+        return UTF_8
+
+
+def _recoded(path: Path, data: bytes, encoding: str) -> bytes:
+    """Return a text in UTF-8; raises TrueupError where it would not become the same bytes again."""
+    try:
+        text = data.decode(encoding)
+        parts = b"".join(line.encode(encoding) for line in re.split(r"(?<=\n)", text))
+    except UnicodeError:
+        parts = b""
+    if parts != data:
+        raise TrueupError(f"{path} says it is {encoding}, and its bytes are not: save it as UTF-8 first")
+    return text.encode()
+
+
 def _parsed(path: Path, data: bytes) -> ast.Module:
     try:
-        data.decode("utf-8-sig")
-        return ast.parse(data, str(path))
+        return ast.parse(data.decode("utf-8-sig"), str(path))  # of a text, what it says of its encoding is not asked
     except UnicodeDecodeError as error:
         raise TrueupError(f"{path} is no UTF-8 (byte {error.start}): save it as UTF-8 first") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -224,10 +312,9 @@ def behind_imports(script: Script) -> int:
     parts = [node for node in top if "torch" in roots(node)]
     docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
-    line = 1 if behind is None else (behind.end_lineno or 0) + 1
     if behind is not None and any(one.lineno == behind.end_lineno and one is not behind for one in body):
         return script.line_start(behind.lineno)  # import torch; torch.ones(2)
-    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
+    return script.line_start(1 if behind is None else (behind.end_lineno or 0) + 1)
 
 
 def roots(node: ast.Import | ast.ImportFrom) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 import tokenize
 from collections.abc import Collection, Mapping
@@ -37,11 +36,10 @@ def remaining(
     """Return what stays of a script; ``changed`` are the bytes that changes replace, ``reasons`` is by the byte where it holds."""
     spans = [(start, end) for start, end in changed if end > start]
     docstrings = {node.body[0].value.lineno for node in script.scopes if _has_docstring(node)}  # type: ignore[attr-defined]
-    mark = 3 if script.data.startswith(b"\xef\xbb\xbf") else 0
-    text = script.data[mark:].decode()
-    lines = text.splitlines(keepends=True)
+    lines = script.lines
+    ends = iter([line.rstrip("\r\n") + "\n" for line in lines])
     left: list[Left] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(lambda: next(ends, "")):
         if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT, *FSTRING) or not LETTERS.search(token.string):
             continue
         row, column = token.start
@@ -54,7 +52,7 @@ def remaining(
         found = Left(row, shown[:200], reason, look)
         if not left or left[-1] != found:
             left.append(found)
-    for node in script.scopes if project.spread is False else ():  # else they become processes
+    for node in script.scopes if script not in project.spread else ():  # else they become processes
         named = script.qualified(node.func) if isinstance(node, ast.Call) else None
         stays = project.rules.stays.get(named or "")
         if stays is None or LETTERS.search(named or ""):
@@ -78,7 +76,7 @@ def _reason(
     row = token.start[0]
     before = [start for start in reasons if script.line_start(row) <= start <= at]
     if token.type == tokenize.NAME:
-        if before and b"\n" not in script.data[max(before) : at]:
+        if before and script.line_at(max(before)) == row:
             return reasons[max(before)]
         return "a name, and no value of a device", False
     if row in docstrings:

@@ -86,6 +86,10 @@ class Rules(toml.Table, dict=True):
     switch: tuple[Switch, ...]
     sink: tuple[Sink, ...]
     left: tuple[Left, ...]
+    known: dict[str, str] = {}  # noqa: RUF012 - a struct copies its defaults
+    """A method and an attribute of tensors, and a name of PyTorch's, that name CUDA: by the rule that changes them."""
+    variable: dict[str, str] = {}  # noqa: RUF012
+    """Variables of the environment, and what an NPU's are called."""
     similar: tuple[Name, ...] = ()
     """Names that become ones which do nearly the same, where that is asked for."""
 
@@ -286,7 +290,7 @@ class Own:
             kept = tuple(name for name in one.names if f"{one.under}.{name}" not in stays)
             names.append(msgspec.structs.replace(one, names=kept))
         sinks, left = (*known.sink, *self.rules.sink), (*known.left, *self.rules.left)
-        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left, known.similar)
+        return msgspec.structs.replace(known, name=(*names, *self.rules.name), sink=sinks, left=left)
 
 
 def _expression(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -15,7 +16,7 @@ import msgspec
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted, unified_diff
-from trueup.migration.port.porting import port
+from trueup.migration.port.porting import port, rewritten
 from trueup.migration.port.rules import builtin
 from trueup.recording.recorder.launch import program, run_to_the_end
 
@@ -133,11 +134,8 @@ def patch(ran: Ran, to: Literal["agnostic", "npu"]) -> str:
         path = base / changed.path
         if path not in files:
             continue
-        old = path.read_bytes().decode("utf-8", "surrogateescape").splitlines(keepends=True)
-        end = "\r\n" if old[0].endswith("\r\n") else "\n"
-        new = list(old)
-        for first, before, after in reversed(changed.lines):
-            last = first - 1 + (before.count("\n") + 1 if before else 0)
-            new[first - 1 : last] = [line + end for line in after.split("\n")] if after else []
+        data = path.read_bytes()
+        texts = (one.decode(errors="surrogateescape") for one in (data, rewritten(data, changed.changes)))
+        old, new = (io.StringIO(text).readlines() for text in texts)  # lines as git has them
         made += unified_diff(old, new, Path(os.path.relpath(path)).as_posix())
     return made

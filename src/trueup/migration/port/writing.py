@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,14 +17,11 @@ from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roo
 from trueup.migration.port.remaining import Left, remaining
 from trueup.migration.port.rules import Kind, Name, Own
 
-VARIABLES = {
-    "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
-    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
-}
-"""Variables of the environment that have another name with torch_npu, and the same meaning."""
-VERSION = "torch.version.cuda"
 NO_VERSION = "None in a build for another device, and read as a text here"
+FIRST_PART = re.compile(r"(\w*)(\"\"\"|'''|\"|')(.*?)\2", re.DOTALL)
+"""The first of the texts that stand side by side: its prefix, its quotes, what it says."""
+SIGN = re.compile(rb"(?:[\s\\)]|#[^\r\n]*)*(==|!=|not\s+in|in|is\s+not|is)")
+OF_CUDA = "the name of a type of CUDA's: say dtype= and device= in its place"
 ASKING = {"comparison", "cuda-version", "variable"}
 """Rules of changes that only ask about a device, or name a variable: who made the device has imported its module."""
 NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
@@ -69,12 +67,12 @@ class Writer:
 
     @cached_property
     def text(self) -> bytes:
-        """Return the script with its changes."""
+        """Return the script with its changes, in its encoding; raises UnicodeEncodeError where that lacks what is to be written."""
         parts, last = [], 0
         for edit in self.edits:
             parts += [self.script.data[last : edit.start], edit.text.encode()]
             last = edit.end
-        return b"".join([*parts, self.script.data[last:]])
+        return self.script.encoded(b"".join([*parts, self.script.data[last:]]))
 
     # ---- one node ----
 
@@ -89,7 +87,7 @@ class Writer:
             self._import_from(node)
         elif isinstance(node, ast.Compare):
             self._comparison(node)
-        elif isinstance(node, ast.Constant) and node.value in VARIABLES:
+        elif isinstance(node, ast.Constant) and node.value in self.rules.variable:
             self._variable(node)
         elif isinstance(node, ast.Subscript):
             self._looked_up(node)
@@ -157,14 +155,14 @@ class Writer:
             qualified = self.script.qualified(chain)
             if qualified in self.rules.names:
                 return self._named(chain, *self.rules.names[qualified])
-            if qualified == VERSION and read_as_text(chain, self.script.parents):
+            if qualified == self.rules.known.get("cuda-version", 0) and read_as_text(chain, self.script.parents):
                 self._edit(*self.script.span(chain), f'({self.script.text(chain)} or "0.0")', "cuda-version", NO_VERSION)
                 return None
             if qualified in self.rules.stays:
                 stays = self.rules.stays[qualified]
                 self._reasons[self.script.span(chain)[0]] = stays.reason, stays.unsupported
                 return None
-            if isinstance(chain, ast.Attribute) and chain.attr == "is_cuda" and qualified is None:
+            if isinstance(chain, ast.Attribute) and chain.attr == self.rules.known.get("is-cuda") and qualified is None:
                 return self._is_cuda(chain)
             chain = chain.value if isinstance(chain, ast.Attribute) else None
         qualified = self.script.qualified(node) or ""
@@ -204,23 +202,18 @@ class Writer:
         added = rule.first or rule.keyword
         if rule.keyword and any(one.arg == rule.keyword.partition("=")[0] for one in call.keywords):
             return  # it was ported before
+        given = self.script.arguments(call)
         if added is not None:
             added = self.target.fill(added)
-            opening = self._opening(call)
             if rule.first:
-                self._edit(opening, opening, added + (", " if call.args or call.keywords else ""), rule.id, why)
+                opening = self.script.opening(call)
+                self._edit(opening, opening, added + (", " if given else ""), rule.id, why)
             else:
-                closing = self.script.span(call)[1] - 1
-                self._edit(closing, closing, (", " if call.args or call.keywords else "") + added, rule.id, why)
-        for argument, name in zip(call.args, rule.positional, strict=False):
-            start = self.script.span(argument)[0]
+                behind = self.script.behind_arguments(call)
+                self._edit(behind, behind, (", " if given else "") + added, rule.id, why)
+        for argument, name, (start, _) in zip(call.args, rule.positional, given, strict=False):
             if not isinstance(argument, ast.Starred):
                 self._edit(start, start, f"{name}=", rule.id, why)
-
-    def _opening(self, call: ast.Call) -> int:
-        """Return the byte behind a call's opening bracket."""
-        end = self.script.span(call.func)[1]
-        return end + self.script.data[end:].index(b"(") + 1
 
     def _is_cuda(self, node: ast.Attribute) -> None:
         if self.project.is_own(self.script, node) or not isinstance(node.ctx, ast.Load):
@@ -236,7 +229,11 @@ class Writer:
     def _method(self, call: ast.Call) -> None:
         """``x.cuda(...)`` of a tensor or a module."""
         function = call.func
-        if not isinstance(function, ast.Attribute) or function.attr != "cuda" or self.script.qualified(function) is not None:
+        if (
+            not isinstance(function, ast.Attribute)
+            or function.attr != self.rules.known.get("to-device")
+            or self.script.qualified(function) is not None
+        ):
             return
         start, end = self.script.span(function)
         found = self.project.called(self.script, function)
@@ -253,7 +250,7 @@ class Writer:
             return
         self._edit(end - 4, end, "to", "to-device", "Tensor.cuda, Module.cuda")
         if device is None:
-            opening = self._opening(call)
+            opening = self.script.opening(call)
             text = self.target.here + (", " if call.keywords else "")
             self._edit(opening, opening, text, "to-device", "the device that is there")
         elif not isinstance(device, (ast.Call, ast.JoinedStr)) and not self._is_some(device):
@@ -262,7 +259,7 @@ class Writer:
 
     def _is_number(self, node: ast.AST | None) -> bool:
         """Return whether a device's number is written down, where each process or a variable has its own."""
-        return isinstance(node, ast.Constant) and type(node.value) is int and not self.project.numbered
+        return isinstance(node, ast.Constant) and type(node.value) is int and not self.project.numbered(self.script)
 
     def _number(self, call: ast.Call) -> None:
         qualified = self.script.qualified(call.func)
@@ -291,24 +288,40 @@ class Writer:
         if self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
             return
         start, end = script.span(node)
-        inside = literal(text)
+        inside = str(node.value) if isinstance(node, ast.Constant) else literal(text)
+        if "cuda" not in text and kind == "device":  # "cu" "da:0"
+            text = f'"{inside}"'
         if kind == "type":
             if self.name == "npu" and inside.removeprefix("torch.cuda.") != "DoubleTensor":
                 self._edit(start, end, text.replace("torch.cuda", "torch.npu"), "type-name", "the name of a type on the device")
             else:
-                self._reasons[start] = "the name of a type of CUDA's: say dtype= and device= in its place", True
+                self._reasons[start] = OF_CUDA, True
         elif kind == "backend":
             whole = inside.lower() == "nccl" or self.name == "agnostic"
             new = self.target.backend if whole else text.lower().replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
-        elif inside == "cuda" or (not self.project.numbered and re.fullmatch(r"cuda:\d+", inside)):
+        elif inside == "cuda" or (not self.project.numbered(self.script) and re.fullmatch(r"cuda:\d+", inside)):
             owner = script.parents.get(node)
             made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
             new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
             self._edit(start, end, _quoted_as(text, new), "device", self._reach(node))
-        elif self.name == "npu" or isinstance(node, ast.JoinedStr):
+        elif (
+            isinstance(node, ast.JoinedStr)
+            and self.name != "npu"
+            and (first := FIRST_PART.match(text))
+            and "f" not in first[1].lower()
+        ):
+            if set(first[3]) & set("{}") or first[1].lower() == "u":
+                self._reasons[start] = "written in parts, the first with braces: say the device that is there", True
+                return
+            at = start + len(text[: first.start(3)].encode())
+            self._edit(start, start, "f", "device", self._reach(node))
+            self._edit(at, at + 4, self.target.word, "device", self._reach(node))
+        elif isinstance(node, ast.JoinedStr) or (self.name == "npu" and "cuda" in script.text(node)):
             at = start + text.encode().index(b"cuda")
             self._edit(at, at + 4, self.target.word, "device", self._reach(node))
+        elif self.name == "npu":
+            self._edit(start, end, text.replace("cuda", self.target.word, 1), "device", self._reach(node))
         else:  # "cuda:0", "cuda:%d" % rank, "cuda:{}".format(rank): a formatted text would read our braces
             new = f"{self.target.device} + {text.replace('cuda', '', 1)}"
             alone = isinstance(script.parents.get(node), (ast.Call, ast.keyword, ast.Assign, ast.AnnAssign))
@@ -344,16 +357,23 @@ class Writer:
         why = f"{self.script.text(other)} is a {kind}"
         if kind == "backend":
             self._edit(start, end, self.target.backend, "comparison", why)
+        elif kind == "type" and self.name == "agnostic":
+            self._reasons[start] = OF_CUDA, True
         elif self.name == "npu":
             text = self.script.text(word)
             self._edit(start, end, text.replace("cuda", "npu"), "comparison", why)
         elif word.value == "cuda":  # type: ignore[attr-defined]
             signs = {ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in", ast.Is: "!=", ast.IsNot: "=="}
-            between = self.script.span(left)[1], self.script.span(right)[0]
+            between = self._sign(self.script.span(left)[1], self.script.span(right)[0])
             self._edit(start, end, '"cpu"', "comparison", why)
-            self._edit(*between, f" {signs[type(operator)]} ", "comparison", why)
+            self._edit(*between, signs[type(operator)], "comparison", why)
         else:
             self._edit(start, end, f"{self.target.device} + {self.script.text(word).replace('cuda', '', 1)}", "comparison", why)
+
+    def _sign(self, start: int, end: int) -> tuple[int, int]:
+        """Return the bytes of the sign between two expressions, with which brackets and comments may stand."""
+        found = SIGN.match(self.script.data, start, end)
+        return (start, end) if found is None else found.span(1)
 
     def _one_of(self, value: ast.AST, words: ast.Tuple | ast.List | ast.Set) -> None:
         if self.project.kind(self.script, value) == "device":
@@ -409,7 +429,7 @@ class Writer:
         if kinds is not None:
             self._edit(*self.script.span(kinds), function, "option", why)
         else:
-            end = max(self.script.span(one)[1] for one in (*call.args, *(keyword.value for keyword in call.keywords)))
+            end = self.script.behind_arguments(call)
             self._edit(end, end, f", type={function}", "option", why)
         for word in words:
             if word.value == old:
@@ -462,7 +482,7 @@ class Writer:
         if qualified is None or not qualified.startswith("os."):
             return
         if self.name == "npu":
-            text = self.script.text(node).replace(str(node.value), VARIABLES[str(node.value)])
+            text = self.script.text(node).replace(str(node.value), self.rules.variable[str(node.value)])
             self._edit(*self.script.span(node), text, "variable", "a variable of the environment of another device")
         else:
             self._reasons[self.script.span(node)[0]] = "a variable that only CUDA reads: other devices have others", False
@@ -515,8 +535,15 @@ class Writer:
                         self.edits.append(Edit(first, last, text, rule, why))
                 return
         indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
-        lines = [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
-        self.edits.append(Edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why))
+        lines = self._comments(node)
+        lines += [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
+        lines += [] if modules else ["import torch"]
+        self.edits.append(Edit(start, end, f"{self.script.newline}{indent}".join(lines), rule, why))
+
+    def _comments(self, node: ast.stmt) -> list[str]:
+        """Return the comments between the lines of a statement."""
+        lines = iter(self.script.text(node).splitlines(keepends=True))
+        return [one.string for one in tokenize.generate_tokens(lambda: next(lines, "")) if one.type == tokenize.COMMENT]
 
     def _imports(self, more: Sequence[Edit]) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
@@ -527,7 +554,8 @@ class Writer:
         guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
         top += [one for node in guarded for one in node.body if isinstance(one, ast.Import)]  # if ...: import torch_npu
         modules = {alias.name: node for node in top if isinstance(node, ast.Import) for alias in node.names if alias.asname is None}
-        needed = [] if "torch" in modules or not self._torch else ["torch"]
+        brought = self.script.starred and any(isinstance(node, ast.Name) and node.id == "torch" for node in self.script.scopes)
+        needed = [] if "torch" in modules or brought or not self._torch else ["torch"]
         asks = {edit.rule for edit in self.edits} <= ASKING and not placing
         if self.target.imports and self.target.imports not in modules and not asks:
             needed.append(self.target.imports)
@@ -535,14 +563,13 @@ class Writer:
         asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)
         needed += [name for name in asked if name not in modules]
         anchors = [node for node in top if "torch" in roots(node)]
-        if not needed or not (anchors or "torch" in needed):
+        if not needed or not (anchors or brought or "torch" in needed):
             return
         lines = "".join(f"import {name}\n" for name in needed)
         at = behind_imports(self.script)
-        if not self.script.data[:at].endswith(b"\n") and at:
+        if not self.script.data[:at].endswith((b"\n", b"\r")) and at:
             lines = "\n" + lines
-        newline = "\r\n" if b"\r\n" in self.script.data else "\n"
-        self.edits.append(Edit(at, at, lines.replace("\n", newline), "import", "what the changes need"))
+        self.edits.append(Edit(at, at, lines.replace("\n", self.script.newline), "import", "what the changes need"))
 
 
 def _importable(name: str) -> bool:

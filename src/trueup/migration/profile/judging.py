@@ -44,6 +44,8 @@ SLOWER = 0.05  # share of a step by which something is slower that is said to be
 LISTED = 100  # parts of a class in a document
 HIDDEN = "graphs hide which operator launched a kernel, so that what the device waits for is unknown"
 FREE = "(the device is free)"
+UNSEEN = "Nothing of the host is in this file, so framework stands for host, too: what the device waits for is in trace_view.json."
+CUT = "The trace has more than five million events: the rest is left out."
 BETWEEN = {FRAMEWORK: WAITING, HOST: WORKING}
 
 
@@ -132,6 +134,8 @@ class Profile:
         if found.kind == OPERATOR:
             return f"One operator takes {_percent(self.share(found))} of a step: {_named(found)}."
         said = _percent(self.shares[found.kind])
+        if found.name == FREE:
+            return f"{said} of a step {sign(found.kind, self.variant(found.kind))}."
         return f"{said} of a step is {found.kind}: {sign(found.kind, self.variant(found.kind))}; most in {_named(found)}."
 
     @property
@@ -180,11 +184,15 @@ def judge(trace: Trace, lines: Mapping[str, Sequence[str]] | None = None) -> Pro
     idle = without(window, device)
     parts = _device_parts(trace, window) if len(trace.device) else []
     units = _units(trace)
-    parts += _host_parts(units, idle, alone=not len(trace.device))
-    cut = "The trace has more than five million events: the rest is left out."
+    remarks = [CUT] if trace.cut else []
+    if len(trace.host):
+        parts += _host_parts(units, idle, alone=not len(trace.device))
+    elif len(idle):
+        parts.append(Part(FRAMEWORK, FREE, total(idle), len(idle)))
+        remarks.append(UNSEEN)
     return Profile(
         trace.where, total(window), len(trace.steps), tuple(_with_lines(parts, of_names)), _device_times(trace),
-        HIDDEN if trace.graphs else "", (cut,) if trace.cut else (), lanes(trace, window, units),
+        HIDDEN if trace.graphs else "", tuple(remarks), lanes(trace, window, units),
     )  # fmt: skip
 
 
@@ -314,7 +322,7 @@ def _units(trace: Trace) -> Units:
         spans.append((max(start, end), stop))
         kinds.append(named_class(name))
         names.append(name)
-        end, copied = stop, start
+        end, copied = stop, spans[-1][0]
     found = np.array(spans) if spans else NONE
     long = _long(found[:, 1] - found[:, 0], names, TINY)
     for place, name in enumerate(names):

@@ -101,6 +101,11 @@ def _refused(path: Path, got: str) -> TrueupError:
     )
 
 
+def kernel(name: str) -> str:
+    """Return the kernel's own name where torch_npu puts the function before it: ``aclnnMm_TransData_TransData`` moves data."""
+    return name.rpartition("_")[2] if name.startswith("aclnn") else name
+
+
 def opened(path: Path) -> IO[str]:
     """Open a file, packed by gzip or not, as text."""
     raw = path.open("rb")
@@ -209,6 +214,8 @@ class _Collecting:
         if spans is None:
             return
         thread = self._threads.setdefault((str(event.get("pid")), str(event.get("tid"))), len(self._threads))
+        if spans is self._trace.device:
+            name = kernel(name)
         arguments = event.get("args")
         id = arguments.get("External id", arguments.get("external id")) if isinstance(arguments, Mapping) else None
         number = id if isinstance(id, int) and abs(id) < 1 << 62 else -1

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile.classes import COMMUNICATION, FRAMEWORK, OPERATOR, is_wrapper, named_class
-from trueup.migration.profile.judging import FREE, TINY, Part, Profile
-from trueup.migration.profile.reading import FAR, Trace, opened
+from trueup.migration.profile.judging import FREE, TINY, UNSEEN, Part, Profile
+from trueup.migration.profile.reading import FAR, Trace, kernel, opened
 
 MOST_ROWS = 5_000_000
 LONGEST = 1 << 20  # characters of a line
@@ -82,7 +82,7 @@ def _kernels(path: Path, columns: Sequence[int], rows: Iterator[list[str]]) -> T
     trace, names, base = Trace(str(path)), dict[str, int](), None
     for row in rows:
         name, kind, start, length = (row[column].strip() for column in columns)
-        label = kind if kind not in ("", "N/A") else name.rpartition("_")[2] if name.startswith("aclnn") else name
+        label = kind if kind not in ("", "N/A") else kernel(name)
         whole, _, rest = start.partition(".")
         base = int(whole) if base is None else base
         number = names.setdefault(label[:300], len(names))
@@ -101,6 +101,8 @@ def _steps(path: Path, head: Sequence[str], rows: Iterator[list[str]]) -> Profil
     sums: dict[str, float] = defaultdict(float)
     steps = 0
     for row in rows:
+        if "Type" in head and row[head.index("Type")].strip() == "stage":  # the longest of the ranks that stand above it
+            continue
         steps += 1
         for name in ("Computing", "Communication(Not Overlapped)", "Free"):
             sums[name] += _time(row[head.index(name)]) if name in head else 0.0
@@ -108,8 +110,7 @@ def _steps(path: Path, head: Sequence[str], rows: Iterator[list[str]]) -> Profil
         Part(OPERATOR, "(computing)", sums["Computing"], steps), Part(FRAMEWORK, FREE, sums["Free"], steps),
         Part(COMMUNICATION, "(communication)", sums["Communication(Not Overlapped)"], steps),
     )  # fmt: skip
-    remark = "A table of steps does not say what the device waits for: framework stands for host, too. Give trace_view.json."
-    return Profile(str(path), float(sum(sums.values())), steps, tuple(one for one in parts if one.time), remarks=(remark,))
+    return Profile(str(path), float(sum(sums.values())), steps, tuple(one for one in parts if one.time), remarks=(UNSEEN,))
 
 
 def _sums(path: Path, head: Sequence[str], rows: Iterator[list[str]]) -> Profile:

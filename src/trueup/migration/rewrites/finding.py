@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import io
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 from trueup.foundation.words.wording import unified_diff
 from trueup.migration.rewrites.catalogue import Rewrite, catalogue
 from trueup.migration.rewrites.forms import formed, matches
+from trueup.migration.rewrites.masks import asked_of, note_masks
 
 CAPITALS = re.compile(r"\b[A-Z]\b")
 
@@ -37,8 +39,11 @@ class Found:
 
 
 def find(file: Path, text: str, ran: Collection[int]) -> list[Found]:
-    """Return the rewrites in a script's text; ``ran`` are its lines at which operators of PyTorch ran. A form is offered where one
-    of its lines did, or where it names a function that the script imports: what looks like it in NumPy is not."""
+    """Return the rewrites in a script's text, with its own line ends; ``ran`` are its lines at which operators of PyTorch ran. A
+    form is offered where one of its lines did, or where it names a function that the script imports: what looks like it in NumPy
+    is not."""
+    if re.search(r"\r(?!\n)", text):
+        return []  # a patch has no such lines
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -47,8 +52,9 @@ def find(file: Path, text: str, ran: Collection[int]) -> list[Found]:
     torch = next((name for name, whole in aliases.items() if whole == "torch"), None)
     if torch is None:
         return []
-    lines = text.splitlines(keepends=True)
+    lines = io.StringIO(text).readlines()
     found: list[Found] = []
+    note_masks(tree)
     for statements in _blocks(tree):
         for chain in _chains(statements, tree):
             found += _at(file, lines, chain, aliases, torch, ran)
@@ -63,7 +69,7 @@ def patch(found: Sequence[Found], texts: Mapping[str, str]) -> str:
     """Return a unified diff that makes rewrites, of files whose text stands in ``texts``; what would not be Python is left out."""
     made = ""
     for file, text in texts.items():
-        lines = text.splitlines(keepends=True)
+        lines = io.StringIO(text).readlines()
         new = list(lines)
         for one in sorted((each for each in found if each.file == file), key=lambda each: -each.first):
             new[one.first - 1 : one.last] = [one.after]
@@ -183,7 +189,7 @@ def _at(
             continue
         indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
         head = _head(statements[-1])
-        text = f"{indent}{head}{made}\n"
+        text = f"{indent}{head}{made}" + ("\r\n" if lines[last - 1].endswith("\r\n") else "\n")
         yield Found(str(file), first, last, row, "".join(lines[first - 1 : last]), text)
 
 
@@ -238,11 +244,12 @@ class _Swap(ast.NodeTransformer):
 
 
 def _asks_of(bound: Mapping[str, Any]) -> bool:
-    """Return whether a condition asks about each element of the tensor that it selects from: a number, or a part of the tensor,
-    would select otherwise."""
+    """Return whether a condition asks about each element of the tensor that it selects from, or of one of its shape: a number, or a
+    part of the tensor, would select otherwise."""
     if "M" not in bound or "X" not in bound:
         return True
-    return ast.unparse(bound["X"]) in (ast.unparse(bound["M"].left), ast.unparse(bound["M"].comparators[0]))
+    mask = bound["M"]
+    return bound["X"].id in (getattr(mask, "asks", ()) if isinstance(mask, ast.Name) else asked_of(mask) or ())
 
 
 def _filled(after: str, bound: Mapping[str, Any], torch: str) -> ast.expr:

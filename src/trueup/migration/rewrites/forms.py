@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trueup.migration.rewrites.catalogue import Kind
+from trueup.migration.rewrites.masks import asked_of
 
 METHODS = frozenset((
     "transpose", "swapaxes", "swapdims", "permute", "reshape", "view", "contiguous", "max", "sum", "mean", "exp", "rsqrt", "pow",
@@ -34,6 +35,7 @@ MOST = 5
 """Factors or terms that are tried in any order."""
 NEAR = 1e-9
 """The relative difference of two numbers that are written for the same one (0.7978845608 for the root of 2 / pi)."""
+INFINITE = (("math", "inf"), ("torch", "inf"), ("numpy", "inf"))
 ROOTS = ("math.sqrt", "numpy.sqrt")
 PI = ("math.pi", "numpy.pi", "torch.pi")
 
@@ -212,12 +214,18 @@ def _may_be(kind: Kind | None, node: ast.expr) -> bool:
         return not isinstance(node, (ast.UnaryOp, ast.Starred))
     if kind == "number":
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
-        return isinstance(inner, ast.Constant) and type(inner.value) in (int, float)
+        named = isinstance(inner, ast.Attribute) and _dotted(inner) in INFINITE
+        written = (
+            isinstance(inner, ast.Call)
+            and _dotted(inner.func) == ("float",)
+            and all(isinstance(a, ast.Constant) for a in inner.args)
+        )
+        return named or written or (isinstance(inner, ast.Constant) and type(inner.value) in (int, float))
     if kind == "scalar":
         return _is_scalar(node)
     if kind == "device":
         return _dotted(node)[-1] == "device" and "" not in _dotted(node)
-    return kind is None or (isinstance(node, ast.Compare) and len(node.ops) == 1 and not isinstance(node.ops[0], (ast.In, ast.Is)))
+    return kind is None or isinstance(node, ast.Name) or asked_of(node) is not None
 
 
 def _is_scalar(node: ast.expr) -> bool:

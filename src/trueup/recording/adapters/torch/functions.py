@@ -434,6 +434,8 @@ def end(
     call, slots = context.call, session.slots
     if call.kind.recorded and outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
         record_values(session, call, func, args, kwargs)
+    elif not inputs and session.invocations is not None:
+        session.invocations.left_out(call)
     slots.results(call, inputs, outputs)
     if session.forcing is not None and session.forces("api"):
         session.forcing.watch(call, outputs)

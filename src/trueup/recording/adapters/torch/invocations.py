@@ -53,6 +53,11 @@ class Invocations:
         self._waiting[call.seq] = self._random() if self._may_draw(func) else {}
         self.last = None  # what was found belongs to the row of this call
 
+    def left_out(self, call: Call) -> None:
+        """Hear that such a function was no call to record: the states that were found belong to the next row."""
+        for kind in self._waiting.pop(call.seq, {}):
+            self._states.pop(kind, None)
+
     def row(self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
         """Return the row ``arguments`` of a call: its value, and how the call was made."""
         row, draws = self.describe(func, args, kwargs)
