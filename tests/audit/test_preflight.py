@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import json
@@ -20,7 +21,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import trueup
 from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_step
@@ -32,7 +33,9 @@ from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing, seeds_of
 from trueup.foundation.store import Capture
+from trueup.recording.adapters.torch.buffers import in_host_memory
 from trueup.recording.engine import live_objects
+from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.environment import code
 
 SCRIPT = """
@@ -588,3 +591,46 @@ def test_a_parameter_of_one_run_alone_explains_what_is_drawn_where_it_is_built()
     kept, unshown = with_causes([draws], built(), built(**{"bias.dtype": "float32"}), seen)
     assert kept[0].cause == "bias of stem (Conv2d) is absent in the baseline, trained in the candidate"
     assert unshown == []
+
+
+def test_samples_that_ranks_share(tmp_path: Path) -> None:
+    data = TensorDataset(torch.arange(40.0).reshape(10, 4), torch.arange(10))
+    found = {}
+    for rank in range(2):
+        share = torch.utils.data.DistributedSampler(data, num_replicas=4, rank=rank * 2, shuffle=False)
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with trueup.capture(tmp_path / f"{rank}", detail="digest"):
+            with torch.no_grad():  # an evaluation before the first step gives all ranks the same
+                assert len(list(DataLoader(data, batch_size=5))) == 2
+            for numbers, _ in DataLoader(data, batch_size=3, sampler=share):
+                (numbers @ weight).sum().backward()
+                optimizer.step()
+        found[rank] = dict(trueup.open_capture(tmp_path / f"{rank}").ranks[0])
+    assert "samples" not in {one.name for one in differing(found[0], found[1])}
+    ranks = cast(Capture, SimpleNamespace(ranks=found))
+    said = [text for text in worth_a_look(ranks, FirstStep()) if "share" in text]  # 10 samples for 4 ranks: 0 and 1 come twice
+    assert said == ["ranks 0 and 1 share 1 of the first 3 samples that rank 1 is given (number 1 of those of rank 0)"]
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__.__module__ == "torch.utils.data.dataloader"
+
+
+def test_a_batch_without_samples_tells_nothing() -> None:
+    class Loader:
+        def __init__(self, *batches: object) -> None:
+            self._batches = iter(batches)
+
+        def __next__(self) -> object:
+            return next(self._batches)
+
+    def watched(*batches: object) -> list[str]:
+        delivered, loader = Delivered((Loader,), in_host_memory, lambda: True), Loader(*batches)
+        with contextlib.suppress(StopIteration):
+            while True:
+                next(loader)
+        return delivered.end()
+
+    rows = torch.arange(6.0).reshape(3, 2)
+    assert len(watched({"x": rows, "y": [rows.t().contiguous().t(), "a name"]})) == 3
+    assert watched(rows) == watched(rows.t().contiguous().t())
+    assert len(watched(rows.to(torch.bfloat16))) == 3
+    assert watched((rows, torch.ones(4))) == watched("text") == watched() == []

@@ -14,6 +14,7 @@ import pytest
 
 import trueup
 from launch.running import cli
+from trueup.analysis.bisection import compiled
 
 AUTOCAST = """
 import os
@@ -250,6 +251,37 @@ def test_the_operator_that_a_device_computes_wrong(tmp_path: Path) -> None:
     assert found(tmp_path)["chosen"] == ["torch.nn.functional.gelu"]
     assert "torch.randn" not in str(found(tmp_path)["items"])  # it reads no tensor
     assert 'device = "cpu"' in (tmp_path / "trueup-bisect" / "policy.toml").read_text()
+
+
+FALLBACKS = """
+import sys
+from torch._inductor import decomposition, lowering
+import torch
+gelu = torch.ops.aten.gelu.default
+assert gelu in decomposition.decompositions and gelu not in lowering.fallbacks
+import inductor_fallbacks
+assert gelu not in decomposition.decompositions and gelu in lowering.fallbacks
+assert torch.ops.aten.erf.default not in lowering.fallbacks
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_list_for_inductor_leaves_its_operators_to_aten(tmp_path: Path) -> None:
+    (said,) = compiled.written(["gelu", "gelu_backward"], tmp_path)
+    assert said.endswith("before the first compiled call: import inductor_fallbacks")
+    ended = subprocess.run([sys.executable, script(tmp_path, FALLBACKS)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    order = compiled.setup(["gelu"]).switches[0]
+    assert order["adapter"] == {"left_to_aten": ["gelu"]}
+    assert compiled.setup([]).switches == ()
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_is_compiled_is_found_by_no_policy(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--over", "scopes", "--", sys.executable, script(tmp_path, COMPILED))
+    assert ended.returncode == 64, ended.stdout + ended.stderr
+    assert "The training uses torch.compile, and no rule reaches into compiled code." in ended.stderr
+    assert "--over operators --as aten tries the operators that are compiled" in " ".join(ended.stderr.split())
 
 
 @pytest.mark.usefixtures("warm")

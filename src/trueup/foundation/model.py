@@ -252,6 +252,8 @@ class Finding:
     """Of the first culprits."""
     neighbours: tuple[Neighbour, ...] = ()
     """Of an unmatched call: the call of its level right before (``hops`` -1) and right after it (1) on its side."""
+    positions: tuple[str, ...] = ()
+    """Of an argument that differs: the names of the call's arguments by position, as the framework has them."""
     because: str = ""
     """What else was looked at, in words: what other ranks gave, the limit that an older tool's criterion sets."""
     cause: str = ""

@@ -18,6 +18,7 @@ import trueup
 from models import build
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.paddle import ruled
+from trueup.recording.adapters.paddle.modes import listed
 from trueup.recording.adapters.paddle.policies import AppliedPolicy, apply_policy
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed
@@ -296,3 +297,10 @@ def test_deterministic_is_a_flag_around_the_call_and_its_backward(monkeypatch: p
     with applying(op="Looks.apply", deterministic=True) as handle:
         Looks.apply(tensor(3)).sum().backward()
     assert (seen, look(), handle.uses()[0].changed) == ([1, 1], 0, 1)
+
+
+def test_operators_have_the_names_that_auto_cast_knows() -> None:
+    found = listed(["paddle._C_ops.subtract", "paddle.Tensor.__sub__", "paddle._C_ops.gelu", "paddle.Tensor.backward"])
+    assert found["paddle._C_ops.subtract"] == found["paddle.Tensor.__sub__"] == ["elementwise_sub", "subtract"]
+    assert found["paddle._C_ops.gelu"] == ["gelu"]
+    assert "paddle.Tensor.backward" not in found

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from trueup.analysis.audit.first_step import FirstStep, same_batches, undivided
@@ -63,6 +65,8 @@ def worth_a_look(capture: Capture, step: FirstStep) -> Iterator[str]:
     if undivided(step):
         n = f"{step.passes:,}"
         yield f"the model runs forward {n} times in a step, and no loss is divided by {n}: gradients are added up, and not averaged"
+    if same_batches(step) is None:
+        yield from _given_twice(ranks)
     pair, groups = same_batches(step), _groups(manifest)
     if pair is not None and groups > 1:
         yield f"ranks {pair[0]} and {pair[1]} are given the same batch in the first step, as ranks of one model are"
@@ -88,6 +92,24 @@ def _shared(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
                 "set, ranks are given the same samples in an epoch, and a DistributedSampler shares them out"
             )
             return
+
+
+def _given_twice(ranks: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[str]:
+    """Say which samples of the first step the two ranks share that share most. What one rank is given twice counts as no sample:
+    it may be padding."""
+    lists = {rank: list(map(str, found)) for rank, one in ranks if isinstance(found := held_by(one).get("samples"), list)}
+    own = {rank: {text for text, times in Counter(found).items() if times == 1} for rank, found in lists.items()}
+    shared = {(a, b): own[a] & own[b] for a, b in combinations(own, 2) if own[a] & own[b]}
+    if shared:
+        (a, b), texts = max(shared.items(), key=lambda pair: len(pair[1]))
+        places = [str(lists[a].index(text) + 1) for text in lists[a] if text in texts]
+        named = f"number {', '.join(places[:MOST])}{' and more' if len(places) > MOST else ''} of those of rank {a}"
+        other = len(shared) - 1
+        more = f"; {counted(other, 'more pair')} of ranks {'shares' if other == 1 else 'share'} some, too" if other else ""
+        yield (
+            f"ranks {a} and {b} share {len(texts):,} of the first {counted(len(lists[b]), 'sample')} that rank {b} is given "
+            f"({named}){more}"
+        )
 
 
 def _matters(setting: Setting) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.bisection import changes
+from trueup.analysis.bisection import changes, compiled
 from trueup.analysis.bisection.changes import KINDS, Changes
 from trueup.analysis.bisection.running import RUN, Runner
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Search, Word
@@ -174,7 +174,15 @@ def _offered(
                 "  next:     trueup bisect --over steps --most 1000 -- python train.py --max-steps {steps}"
             )
         return changes.steps(most)
+    if over == "operators" and tuple(change) == (compiled.ATEN,):
+        return changes.compiled_operators(compiled.listed(command, folder / FIRST))
     seen = open_capture(capture) if capture is not None else _first_step(command, folder)
+    if over in ("scopes", "operators") and compiled.is_compiled(seen):
+        raise UsageError(
+            "The training uses torch.compile, and no rule reaches into compiled code.\n"
+            f"  where:    {seen.path}\n  expected: a training whose Python code runs\n"
+            f"  next:     --over operators --as {compiled.ATEN} tries the operators that are compiled, --over switches the compiler"
+        )
     offer = {"scopes": changes.modules, "operators": changes.operators, "switches": changes.switches}[over]
     return offer(seen, change)
 
@@ -247,6 +255,9 @@ def _remarks(found: Found, offered: Changes, attempts: Sequence[Attempt]) -> lis
         if found.others:
             heals = "heals" if rest == 1 else "heal"
             lines.append(f"the other {_rest(rest, offered.noun)} {offered.done} {heals} it as well: more than one change does")
+        elif found.why:
+            these, others = "it" if len(found.chosen) == 1 else "them", f"the other {_rest(rest, offered.noun)} {offered.done}"
+            lines.append(f"it passed twice more with {these}; whether {others} heal it, too, is not known: {found.why}")
         elif rest:
             these = "it" if len(found.chosen) == 1 else "them"
             others = f"the other {_rest(rest, offered.noun)} {offered.done}"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from trueup.analysis.bisection import compiled
 from trueup.analysis.bisection.running import Setup
 from trueup.analysis.bisection.search import Chosen, apart
 from trueup.analysis.triage import table
@@ -90,8 +91,7 @@ def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequenc
         file.write_text("\n".join(rules([name]) for name in found), encoding="utf-8")
         told = [f"trueup capture --policy {file} -o RUN -- COMMAND runs the training with it"]
         if kind == "operators" and _frameworks(capture) == {"paddle"}:
-            listed = ", ".join(repr(name.rpartition(".")[2]) for name in found)
-            told.append(f"or in the script: paddle.amp.auto_cast(custom_black_list={{{listed}}})")
+            told.append(f"or in the script: paddle.amp.auto_cast(custom_black_list={{{_black_list(found, capture)}}})")
         return told
 
     def setup(names: Chosen, _: Path) -> Setup:
@@ -100,6 +100,13 @@ def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequenc
     done = " ".join(DONE.get(word, f"in {word}") for word in words)
     overlap = _is_inside if kind == "scopes" else apart
     return Changes(kind, items, noun, done, setup, write, overlap=overlap, unless=CASTS if kinds else "")
+
+
+def _black_list(names: Sequence[str], capture: Capture) -> str:
+    """Write operators as Paddle's auto_cast calls them, by what the capture says of that."""
+    said = [known for manifest in capture.ranks.values() if isinstance(known := manifest.get("auto_cast"), Mapping)]
+    listed = [found for name in names for one in said for found in one.get(name, ())]
+    return ", ".join(repr(str(name)) for name in dict.fromkeys(listed or (name.rpartition(".")[2] for name in names)))
 
 
 def _is_inside(one: str, other: str) -> bool:
@@ -137,7 +144,7 @@ def _line(word: str) -> str:
         return f'device = "{word}"'
     if word == "deterministic":
         return "deterministic = true"
-    allowed = ", ".join((*DTYPES, *DEVICES, "deterministic"))
+    allowed = ", ".join((*DTYPES, *DEVICES, "deterministic")) + f"; of compiled code {compiled.ATEN}, alone"
     raise UsageError(f"There is no change {word!r}.\n  expected: one of {allowed}\n  got:      {word}\n  next:     correct --as")
 
 
@@ -153,6 +160,13 @@ def modules(capture: Capture, change: Sequence[str] = ()) -> Changes:
 def operators(capture: Capture, change: Sequence[str] = ()) -> Changes:
     """Offer the functions that a capture saw in a forward."""
     return _by_policy("operators", "operator", capture, "op", change)
+
+
+def compiled_operators(names: Chosen) -> Changes:
+    """Offer operators of which Inductor generates code."""
+    return Changes(
+        "operators", names, "compiled operator", compiled.DONE, lambda chosen, _: compiled.setup(chosen), compiled.written
+    )
 
 
 def switches(capture: Capture, only: Sequence[str] = ()) -> Changes:

@@ -117,7 +117,7 @@ class Found:
 
     word: Word
     chosen: Chosen = ()
-    why: str = ""  # of "could not tell": in words
+    why: str = ""  # of "could not tell": in words; of "found" why the rest of the changes could not be judged
     others: bool = False  # whether the run is healed without these changes, too, by the rest of them
     rest: int = 0  # of how many: what changes the chosen ones, too, is none of them
     steady: bool = True  # whether the check said the same of the same set each time
@@ -177,10 +177,8 @@ class Search:
             return None
         rest = tuple(name for name in self.items if not any(name == one or self.overlap(name, one) for one in found))
         without = self._decide(rest) if rest else "bad"
-        if without == "skip":
-            why = f"a run with all changes but {', '.join(found)} cannot be judged"
-            return Found("could not tell", found, why, steady=self.steady)
-        return Found("found", found, others=without == "good", rest=len(rest), steady=self.steady)
+        why = self._why(rest, "that run") if without == "skip" else ""
+        return Found("found", found, why, others=without == "good", rest=len(rest), steady=self.steady)
 
     def first_bad(self) -> Found:
         """Return the first of ordered changes with which the check fails; it passes before the first of them."""

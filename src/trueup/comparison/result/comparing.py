@@ -69,10 +69,11 @@ class Assembly:
         self.beginnings.add(part)
         self.unmade.add(part)
         self.alone.add(part, sites, self.comparison.criterion)
-        modules = modules_of(self.comparison.captures[1].ranks.get(part.rank, {}))
+        manifest = self.comparison.captures[1].ranks.get(part.rank, {})
+        modules, signatures = modules_of(manifest), manifest.get("signatures")
         self.lacking.add(part, modules)
         for suspect in part.suspects:
-            found = self.findings[id(suspect)] = with_names(suspect_finding(suspect, *part.streams, sites), modules)
+            found = self.findings[id(suspect)] = with_names(suspect_finding(suspect, *part.streams, sites), modules, signatures)
             if (reason := shown(suspect, part, sites)) is not None:
                 self.shown[place(found)] = reason
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))

@@ -110,10 +110,17 @@ def by_itself(finding: Finding, given: float) -> Finding:
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
-def with_names(finding: Finding, modules: Mapping[str, Mapping[str, Any]]) -> Finding:
-    """Name the arguments that a module was given by position, and otherwise than in the other run, as its ``forward`` does."""
+def with_names(finding: Finding, modules: Mapping[str, Mapping[str, Any]], signatures: object = None) -> Finding:
+    """Name the arguments that a call was given by position, and otherwise than in the other run: those of a module as its
+    ``forward`` does, those of a function and an operator as the framework does (``signatures``, by operator)."""
+    if finding.kind != "argument":
+        return finding
+    if finding.level != "module":
+        names = signatures.get(finding.op) if isinstance(signatures, Mapping) else None
+        made = dataclasses.replace(finding, positions=tuple(map(str, names)) if isinstance(names, list) else ())
+        return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
     held = modules.get(finding.scope, {}).get("inputs")
-    if finding.kind != "argument" or finding.level != "module" or not isinstance(held, list):
+    if not isinstance(held, list):
         return finding
     names = {str(at): str(name) for at, name in enumerate(held)}
     made = dataclasses.replace(finding, slots=tuple(_with_names(slot, names) for slot in finding.slots))

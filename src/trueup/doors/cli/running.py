@@ -203,7 +203,7 @@ OVER = "scopes, operators, switches, environment, packages, commits or steps: wh
 BASELINE = "In place of a check: good where the losses are these."
 CHECK = "Ends with 0 after a good run, 1 after a bad one, 125: cannot be judged. Else the training's own exit code."
 GOOD = "Capture or file with good variables or versions; a good commit."
-CHANGE = "float32, float64, bfloat16, cpu or deterministic: how they run; repeated."
+CHANGE = "float32, float64, bfloat16, cpu or deterministic: how they run; repeated. aten: not compiled by Inductor."
 
 
 def bisect(

@@ -184,12 +184,27 @@ def given_number(finding: Finding) -> str:
     line = "" if finding.source is None else user_source(finding.source, finding.stack)
     if slot is None or not is_own(line):
         return ""
-    numbers = [sides for _, *sides in changed_arguments(slot) if all(map(NUMBER.fullmatch, sides))]
-    said = "; ".join(f"{before} in the baseline, {after} in the candidate" for before, after in numbers)
+    numbers = [change for change in changed_arguments(slot) if all(map(NUMBER.fullmatch, change[1:]))]
+    said = "; ".join(
+        f"{_among(finding, given)}{before} in the baseline, {after} in the candidate" for given, before, after in numbers
+    )
     function, written = one_line(finding.api or finding.op), finding.source_line or ""
     named = not written or function.rpartition(".")[2] in written or not set(SIGNS).isdisjoint(written)
     through = "" if named else f" ({shorten(one_line(written.strip()), LINE_WIDTH)})"
     return f"{function} at {line.rpartition(' in ')[0]}{through}: {said}" if said else ""
+
+
+def _position(finding: Finding, given: str) -> str:
+    """Return what an argument is called (`argument_name`), one that was given by position as the framework has it."""
+    name = argument_name(finding.op, given)
+    at = int(name) if name.isdecimal() else len(finding.positions)
+    return finding.positions[at] or name if at < len(finding.positions) else name
+
+
+def _among(finding: Finding, given: str) -> str:
+    """Name one of several arguments before its values: ``std = ``. The only one beside the tensor needs no name."""
+    name = _position(finding, given)
+    return f"{name} = " if name.isidentifier() and len(finding.positions) > 2 else ""
 
 
 def argument_name(op: str, given: str) -> str:
@@ -390,7 +405,7 @@ def _argument(finding: Finding) -> str:
     if not changes:
         return "it was called with different arguments"
     given, before, after = changes[0]
-    name = argument_name(finding.op, given)
+    name = _position(finding, given)
     more = f" (and {counted(len(changes) - 1, 'more argument')})" if len(changes) > 1 else ""
     return f"argument {name if name.isidentifier() else given} differs: {before} in the baseline, {after} in the candidate{more}"
 

@@ -26,6 +26,7 @@ from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.settings import Settings
+from trueup.recording.engine.signatures import Signatures
 from trueup.recording.engine.steps import Optimizers
 from trueup.recording.recorder.options import CaptureOptions, in_ranges, sentence, unused
 from trueup.recording.recorder.recorder import Recorder
@@ -151,6 +152,7 @@ class BaseSession(ABC):
         self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
         self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader, seeds)
         self.recorder.settings = self.settings.news
+        self.signatures = Signatures(self.adapter.name)
 
     # ------------------------------------------------------------------------------------------------ what an adapter adds
     @abstractmethod
@@ -328,7 +330,8 @@ class BaseSession(ABC):
         number = self.claim()
         if rank is None and number:
             self.recorder.note(f"no rank was set; this process (pid {os.getpid()}) is rank {number} by order of arrival")
-        return number, self._root, self.describe() | {"rank": number}
+        names = self.signatures.of(op for *_, op in self.recorder.seen().keys)
+        return number, self._root, self.describe() | {"rank": number, "signatures": names}
 
 
 def check(options: CaptureOptions, adapter: Adapter) -> None:

@@ -22,6 +22,7 @@ from trueup.foundation.frameworks.trees import OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
+from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.live_objects import plain
 from trueup.recording.engine.replacing import Around
 
@@ -64,6 +65,7 @@ class Settings:
         self._new = False
         self._lock = threading.Lock()
         """Held while what optimizers are set to changes: the writer's thread reads it."""
+        self.delivered: Delivered | None = None  # what loaders hand out, where the adapter watches them
         self._began = _states()
         self._seeding = [Around(owner, "seed", partial(self._seeded, name)) for name, owner in _generators().items()]
         for one in self._seeding:
@@ -73,6 +75,8 @@ class Settings:
         """Leave nothing of ours in the generators of Python and NumPy."""
         for one in self._seeding:
             one.remove()
+        if self.delivered is not None:
+            self.delivered.end()
 
     def _seeded(self, name: str, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Python's or NumPy's generator is given a seed, of which its state tells nothing."""
@@ -158,6 +162,7 @@ class Settings:
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
             "arguments": live_objects.arguments(found), "scalers": live_objects.scalers(found),
             "random": drawn, "seeds": self._seeds | dict(self._framework_seeds()),
+            "samples": [] if self.delivered is None else self.delivered.end(),
         }  # fmt: skip
 
     def _name_parameters(self, modules: dict[str, dict[str, Any]]) -> None:

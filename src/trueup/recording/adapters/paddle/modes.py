@@ -10,10 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 import paddle
 from paddle.base import core, framework
+
+from trueup.foundation.frameworks.tables import functions_by_op
+
+OPS = "paddle._C_ops."
 
 # ------------------------------------------------------------------------------------------------------------ generators
 State = list[tuple[Any, Any]]
@@ -135,6 +140,31 @@ def casting(setting: AutoCast | None) -> Iterator[None]:
         yield
     finally:
         _cast(before)
+
+
+def listed(ops: Iterable[str]) -> dict[str, list[str]]:
+    """Return what the lists of auto_cast call operators: ``elementwise_sub`` is the kernel that ``paddle.subtract`` and a minus
+    sign run. Names that are the kernel's own are listed beside the older ones, for either is asked by some versions."""
+    found = {}
+    for op in ops:
+        own = functions_by_op("paddle").get(op)
+        ran = [op, *(own.own["paddle"].names if own is not None and not op.startswith(OPS) else ())]
+        kernels = dict.fromkeys(name.removeprefix(OPS).rstrip("_") for name in ran if name.startswith(OPS))
+        names = [name for kernel in kernels for name in (*_older().get(kernel, ()), kernel)]
+        if names:
+            found[op] = names
+    return found
+
+
+@lru_cache(maxsize=1)
+def _older() -> dict[str, list[str]]:
+    """Return the operators that each kernel is known by where they have another name (`phi::TransToFluidOpName`)."""
+    found: dict[str, list[str]] = {}
+    for name in core.get_all_op_names():
+        kernel = core._get_phi_kernel_name(name)
+        if kernel != name and not name.endswith("_grad"):
+            found.setdefault(kernel, []).append(name)
+    return found
 
 
 def _cast(setting: AutoCast) -> None:

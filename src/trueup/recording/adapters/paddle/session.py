@@ -26,6 +26,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 from paddle.base import core, framework, unique_name
+from paddle.io.dataloader import dataloader_iter
 
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.paddle import models
@@ -34,12 +35,22 @@ from trueup.recording.adapters.paddle.collectives import Collectives, Reductions
 from trueup.recording.adapters.paddle.context import Context, Scopes, SessionCore, ThreadState, enclosing, phase_of
 from trueup.recording.adapters.paddle.gradients import Edges, Graph, Passes
 from trueup.recording.adapters.paddle.invocations import Invocations
-from trueup.recording.adapters.paddle.modes import flags
+from trueup.recording.adapters.paddle.modes import flags, listed
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
-from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, layout_of, named_tensors, to_numpy
+from trueup.recording.adapters.paddle.tensors import (
+    FACTS,
+    NamedTensors,
+    describe_values,
+    holds,
+    in_host_memory,
+    layout_of,
+    named_tensors,
+    to_numpy,
+)
 from trueup.recording.engine import environment
 from trueup.recording.engine.checkpointing import link
+from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
@@ -237,6 +248,7 @@ def _hooks_nodes() -> None:
     _expect(seen == [[5.0, 7.0]] and leaf.grad.tolist() == [5.0, 7.0], "another gradient than expected")
 
 
+_ITERATORS = (dataloader_iter._DataLoaderIterSingleProcess, dataloader_iter._DataLoaderIterMultiProcess)
 PADDLE = str(Path(paddle.__file__).parent)
 
 
@@ -252,6 +264,8 @@ class Session(SessionCore):
             directory, options, root, scopes or Scopes(), facts=models.optimizer_facts, modules=models.settings,
             optimizers=paddle.optimizer.Optimizer, loaders=(paddle.io.DataLoader,), internal=(PADDLE,), seeds=_seeds,
         )  # fmt: skip
+        if self.settings is not None:
+            self.settings.delivered = Delivered(_ITERATORS, in_host_memory, paddle.is_grad_enabled)
         self.threads = Threads(ThreadState)
         self.buffers = Buffers(self.recorder)
         self.slots = Slots(self.recorder, self.buffers)
@@ -333,6 +347,9 @@ class Session(SessionCore):
         )  # fmt: skip
         with suppress(Exception):  # a build without a commit
             found["versions"]["paddle commit"] = str(paddle.version.commit)
+        with suppress(Exception):  # another version names its kernels otherwise
+            forward = {op for level, phase, _, op in self.recorder.seen().keys if phase == "forward" and level != "module"}
+            found["auto_cast"] = listed(forward)
         return found
 
 

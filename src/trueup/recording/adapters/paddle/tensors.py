@@ -172,6 +172,12 @@ def to_numpy(tensor: paddle.Tensor, layout: Layout) -> NDArray[Any]:
     return measuring.view(tensor, tensor.data_ptr(), layout.shape, layout.strides, raw).view(dtype)
 
 
+def in_host_memory(value: Any) -> NDArray[Any] | None:
+    """View a dense tensor in host memory as `to_numpy` does; None for anything else."""
+    layout = layout_of(value) if holds(value) and value.place.is_cpu_place() else None
+    return None if layout is None else to_numpy(value, layout)
+
+
 @lru_cache(maxsize=64)
 def _dtype(name: str) -> np.dtype[Any]:
     return _OURS.get(name) or np.dtype(name)

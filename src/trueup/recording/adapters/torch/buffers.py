@@ -71,6 +71,12 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype(str(dtype).removeprefix("torch."))
 
 
+def in_host_memory(value: Any) -> np.ndarray[Any, Any] | None:
+    """View a plain tensor in host memory as `to_numpy` does; None for anything else."""
+    plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
+    return to_numpy(value) if plain else None
+
+
 def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
     """Measure a CPU tensor; see `measuring.measure`."""
     kind = None if tensor.is_neg() or tensor.is_conj() else _KINDS.get(tensor.dtype)

@@ -61,3 +61,14 @@ def switches() -> dict[str, str]:
         if flag is not None:
             found[f"npu.{part}.allow_hf32"] = flag
     return {k: str(v) for k, v in found.items()}
+
+
+def schemas(op: str) -> list[list[str]]:
+    """Return what each overload of an operator or a method (``torch.Tensor.mul_``) calls its arguments by position: of those that
+    take a tensor first, where some do."""
+    if not op.startswith(("torch.", "aten::")):
+        return []
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{op.rpartition('.')[2].removeprefix('aten::')}")
+    takes = [str(schema.arguments[0].type) == "Tensor" for schema in found if schema.arguments]
+    of_tensors = [schema for schema, first in zip(found, takes, strict=False) if first or not any(takes)]
+    return [[one.name for one in schema.arguments if not one.kwarg_only] for schema in of_tensors]

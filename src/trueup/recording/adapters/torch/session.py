@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueup.foundation import kernels
 from trueup.recording.adapters.torch import models, transforms
-from trueup.recording.adapters.torch.buffers import Buffers, Storage, resolve
+from trueup.recording.adapters.torch.buffers import Buffers, Storage, in_host_memory, resolve
 from trueup.recording.adapters.torch.collectives import Collectives
 from trueup.recording.adapters.torch.compiling import Compiling, FollowingMode
 from trueup.recording.adapters.torch.context import (
@@ -40,7 +41,7 @@ from trueup.recording.adapters.torch.context import (
     phase_of,
     running_owner,
 )
-from trueup.recording.adapters.torch.environment import describe_run, rank_and_world, seeds
+from trueup.recording.adapters.torch.environment import describe_run, rank_and_world, schemas, seeds
 from trueup.recording.adapters.torch.functions import DispatchMode, FunctionMode
 from trueup.recording.adapters.torch.gradients import Edges, GradientHook, Gradients, hook_sums, next_node, watch
 from trueup.recording.adapters.torch.invocations import Invocations, autocast
@@ -63,9 +64,11 @@ from trueup.recording.adapters.torch.tensors import (
 )
 from trueup.recording.engine import session as engine
 from trueup.recording.engine.checkpointing import link
+from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Threads, execute_module, running_of
+from trueup.recording.engine.signatures import Signatures
 from trueup.recording.recorder import Call, CaptureOptions, Slot
 from trueup.recording.recorder.arguments import MAX_VALUES
 from trueup.recording.recorder.recorder import ARGUMENTS
@@ -380,6 +383,9 @@ class Session(SessionCore):
             modules=models.settings, optimizers=torch.optim.Optimizer, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,),
             resolve=resolve, seeds=seeds,
         )  # fmt: skip
+        self.signatures = Signatures("torch", schemas)
+        if self.settings is not None:
+            self.settings.delivered = Delivered((_BaseDataLoaderIter,), in_host_memory, torch.is_grad_enabled)
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
         self.invocations = Invocations(self) if options.detail == "tensor" else None

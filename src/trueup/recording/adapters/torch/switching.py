@@ -78,3 +78,48 @@ def _named(compiler: Any) -> str:
     code = getattr(inner, "__code__", None)
     name = getattr(inner, "__qualname__", type(inner).__name__)
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def left_to_aten(operators: Sequence[str]) -> None:
+    """Have Inductor call ATen's own kernels of some operators (``gelu``) in place of code that it generates, in all their
+    overloads. Their decompositions go, too, for code is generated of what they are made of. The file that ``trueup bisect``
+    writes does the same (`trueup.analysis.bisection.compiled`)."""
+
+    def leave() -> None:
+        from torch._inductor import config, decomposition, lowering
+
+        config.force_disable_caches = True  # cached code was made without this list
+        for packet in (getattr(torch.ops.aten, name) for name in operators):
+            for operator in (getattr(packet, overload) for overload in packet.overloads()):
+                decomposition.decompositions.pop(operator, None)
+                lowering.make_fallback(operator, lowering.require_contiguous, warn=False)
+        decomposition.fast_random_decomps.cache_clear()
+
+    WhenLoaded("torch._inductor.lowering", leave).install()
+
+
+def operators_compiled(_: object) -> Callable[[], list[str]]:
+    """Return what tells of which operators Inductor generates code. None is decomposed meanwhile, so they are those that the user's
+    functions call; views compute nothing and are left out."""
+    found: dict[str, None] = {}
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+            schema = getattr(target, "_schema", None)
+            if schema is not None and schema.name.startswith("aten::") and not any(one.alias_info for one in schema.returns):
+                found[schema.name.removeprefix("aten::")] = None
+            return original(self, target, args, kwargs)
+
+        return call_function
+
+    def stand_in() -> None:
+        from torch._inductor import config, decomposition, graph
+
+        config.force_disable_caches = True  # of cached code nothing is generated
+        decomposition.decompositions.clear()
+        decomposition.fast_random_decomps.cache_clear()
+        Replacement(graph.GraphLowering, "call_function", make).install()
+
+    WhenLoaded("torch._inductor.graph", stand_in).install()
+    return lambda: list(found)
