@@ -325,6 +325,14 @@ def test_gross_faults_exceed_what_is_explained_tenfold(name: str) -> None:
     assert ratio(op, inputs, right, wrong) > 10
 
 
+def test_what_is_compared_is_certainly_wrong_of_equal_numbers_alone() -> None:
+    """Of numbers that nearly tie any part may tie no more, and their norms do not say how many those are."""
+    a, b = normal(64, 64), normal(64, 64, seed=1)
+    apart = changed(a, 1e-2)
+    assert judge_one("aten::eq", [a, b], a == a, a == b).is_certain(CRITERION)
+    assert not judge_one("aten::eq", [a, a], a == a, apart == a, others=[apart, a]).is_certain(CRITERION)
+
+
 # ---------------------------------------------------------------- TF32 where a run declares it
 def tf32(x: Array) -> Array:
     return np.asarray((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(F)

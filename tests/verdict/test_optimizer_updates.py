@@ -135,3 +135,30 @@ def test_full_captures_compared_at_level_module(tmp_path: Path) -> None:
     assert "param.bias of rank 0 step 1 forward module 2/Linear#0 differs" in noisy.sentence
     assert "it could be rounding" in noisy.sentence
     assert noisy.sentence.endswith("too, which both captures hold, where gradients and the optimizer show which")
+
+
+def test_lists_of_weights_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call updates all weights: what is asked of its slots grows with their number, and not with its square."""
+    from trueup.comparison.graph.streams import Stream
+
+    listed = 0
+    slots = Stream.slots
+
+    def counted(stream: Stream, call: int) -> dict[int, int]:
+        nonlocal listed
+        found = slots(stream, call)
+        listed += len(found)
+        return found
+
+    monkeypatch.setattr(Stream, "slots", counted)
+    counts = []
+    for layers in (5, 20):
+        monkeypatch.setitem(globals(), "LAYERS", layers)
+        runs = [
+            training(tmp_path / f"{foreach} {layers}", optimizer="AdamW", level=["module", "api", "aten"], steps=1, foreach=foreach)
+            for foreach in (True, False)
+        ]
+        before = listed
+        assert trueup.compare(*runs).verdict == "aligned"
+        counts.append(listed - before)
+    assert 0 < counts[1] < 6 * counts[0]

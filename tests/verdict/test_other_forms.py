@@ -179,6 +179,8 @@ def test_sums_of_gradients_and_square_weights_of_strangers_are_not_blamed(name: 
     ("retention", "bfloat16", AGAIN, "features-by-relu"),  # a pair is read before the products that explain it
     ("retention", "float32", ANEW, "divisor-does-not-fade"),  # the last memory is read by nobody
     ("latents", "float32", AGAIN, "scaled-by-width"),  # factors change places, in a later step and in its backward, too
+    ("sharpness", "float32", AGAIN, "radius-squared"),  # a forward reads weights between two updates of the step
+    ("codebook", "float32", AGAIN, "commitment-not-detached"),  # a function returns a gradient more, which only a sum reads
 ])  # fmt: skip
 def test_a_formula_written_another_way_is_aligned_and_a_wrong_one_blamed(
     name: str, precision: str, form: str, wrong: str, tmp_path: Path

@@ -1,14 +1,16 @@
 """What optimizers did to each parameter in a step, by dataflow alone, whichever kernels they run.
 
 A weight is what a forward of the step reads and a call of the optimizer overwrites. Writes in place make a chain, from what the
-first call reads to what the last one wrote. Walking back from its end over tensors of as many elements (over the ``n``-th of a
-list where a call takes lists) gives what the weight was made of: its gradient, which a call outside of the optimizer made, and
-states, which an earlier step left there or a later one reads. Tensors of one element are the optimizer's counters. All calls on the
-way to weights and states belong to the update; what else ran in that phase, an average of the weights, does not.
+first call reads to what the last one wrote, or to what another forward reads. Walking back from its end over tensors of as many
+elements (over the ``n``-th of a list where a call takes lists) gives what the weight was made of: its gradient, which a call
+outside of the optimizer made, and states, which an earlier step left there or a later one reads. Tensors of one element are the
+optimizer's counters. All calls on the way to weights and states belong to the update; what else ran in that phase, an average of
+the weights, does not.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -19,8 +21,6 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_input, is_output
-
-FORWARD = ("forward", "recompute")
 
 Place = tuple[int, int]  # ``seq`` of a call and the number of a slot's name: how a slot says who made it
 
@@ -57,6 +57,11 @@ class Optimizer:
         self.made: dict[Place, int] = {}  # slots that these calls write, by what their readers call them
         self.starts: dict[int, int] = {}  # by slot that is overwritten or that overwrites: the first slot of its chain
         self.chain_ends: dict[int, int] = {}  # by first slot of a chain: the last
+        self._read = {call: self._inputs(call) for call in self.calls}
+        forward = stream.during("forward", "recompute") & (stream.step == step)
+        given = np.flatnonzero(forward[stream.call] & stream.names.table(is_input)[stream.slot])
+        self._given_forward = given[(stream.producer[given] != NONE) | stream.is_identified[given]].tolist()
+        self._read_between = set(map(self._producer, self._given_forward))  # what a forward reads ends a chain: it shows there
         for call in self.calls:
             self._write(call)
 
@@ -75,7 +80,7 @@ class Optimizer:
     def _write(self, call: int) -> None:
         names, slots = self.stream.names.names, self.stream.slots(call)
         for k, e in self._overwritten(call).items():
-            producer = self.made.get(self._producer(k), NONE)
+            producer = self.made.get(self._producer(k), NONE) if self._producer(k) not in self._read_between else NONE
             start = self.starts.get(producer, k if producer == NONE else producer)
             self.starts[k] = self.starts[e] = self.starts[start] = start
             self.chain_ends[start] = e
@@ -91,8 +96,8 @@ class Optimizer:
         stream = self.stream
         if not has(self._op(call), "in-place"):
             return {}
-        read: dict[str, dict[str, int]] = defaultdict(dict)
-        wrote: dict[str, dict[str, int]] = defaultdict(dict)
+        read, wrote = (defaultdict[str, dict[str, int]](dict) for _ in range(2))
+        takes_lists = self._is_list(call)
         for slot, k in stream.slots(call).items():
             kind, _, rest = stream.names.names[slot].removeprefix("output.written.").partition(".")
             if stream.names.names[slot].startswith("output.written."):
@@ -100,10 +105,10 @@ class Optimizer:
             elif kind in ("input", "output"):
                 group, _, place = rest.partition(".")
                 if kind == "output" and group.isdigit():
-                    group, place = "0", group if place == "" and self._is_list(call) else place
+                    group, place = "0", group if place == "" and takes_lists else place
                 (read if kind == "input" else wrote)[group][place] = k
-        groups = [group for group in wrote if not group.isdigit()]
-        named = dict(zip(groups, sorted(read, key=_number), strict=False))
+        in_order = sorted(read, key=lambda group: (int(group) if group.isdigit() else math.inf, group))
+        named = dict(zip((group for group in wrote if not group.isdigit()), in_order, strict=False))
         pairs = [(read[named.get(group, group)].get(n, NONE), e) for group, its in wrote.items() for n, e in its.items()]
         return {k: e for k, e in pairs if k != NONE and stream.shapes.squeezed[k] == stream.shapes.squeezed[e]}
 
@@ -116,8 +121,7 @@ class Optimizer:
         """First slots of the chains that are weights, with the names of the parameters."""
         stream = self.stream
         candidates = [k for k, start in self.starts.items() if k == start and is_input(self._name(k))]
-        by_digest: dict[int, list[int]] = defaultdict(list)
-        found: dict[int, str] = {}
+        by_digest, found = defaultdict[int, list[int]](list), dict[int, str]()
         read = self._read_forward({self._place(k) for k in candidates})
         for k in candidates:
             name = read.get(self._producer(k)) if stream.producer[k] != NONE else None
@@ -142,12 +146,9 @@ class Optimizer:
         """Return the names of parameters that a forward of the step reads, by `_place`. The outermost reader names a parameter:
         its layer, or a function outside of layers that were recorded."""
         stream = self.stream
-        forward = stream.during(*FORWARD) & (stream.step == self.step)
-        slots = np.flatnonzero(forward[stream.call] & stream.names.table(is_input)[stream.slot])
-        slots = slots[(stream.producer[slots] != NONE) | stream.is_identified[slots]]
         found: dict[Place, list[str]] = defaultdict(list)
         readers, seen = set[tuple[int, Place]](), defaultdict[str, dict[Place, None]](dict)
-        for k in slots.tolist():
+        for k in self._given_forward:
             place, call = self._place(k), int(stream.call[k])
             if place not in wanted:
                 continue
@@ -190,11 +191,16 @@ class Optimizer:
 
     def _operands(self, e: int) -> list[int]:
         """Return what a call reads for one of its results: of lists the tensors at the same place."""
-        stream, call = self.stream, int(self.stream.call[e])
-        at = self._name(e).rpartition(".")[2]
-        slots = ((k, self._name(k)) for k in stream.slots(call).values())
-        inputs = [(k, name) for k, name in slots if is_input(name) and stream.numel[k] == stream.numel[e]]
-        return [k for k, name in inputs if name.count(".") < 2 or name.rpartition(".")[2] == at or not self._is_list(call)]
+        inputs, numel, place = self._read[int(self.stream.call[e])], self.stream.numel, self._name(e).rpartition(".")[2]
+        return [k for k in sorted((*inputs[""], *inputs.get(place, ()))) if numel[k] == numel[e]]
+
+    def _inputs(self, call: int) -> dict[str, list[int]]:
+        """Return what a call reads by the place in its lists, "" for what is in none."""
+        inputs, takes_lists = {"": list[int]()}, self._is_list(call)
+        for k in self.stream.slots_of(call, is_input).tolist():
+            group, _, place = self._name(k).rpartition(".")
+            inputs.setdefault(place if takes_lists and "." in group else "", []).append(k)
+        return inputs
 
     def updates(self) -> Step | None:
         """Return what became of each weight, None where no weight was found."""
@@ -270,8 +276,7 @@ class Optimizer:
 
     def _makers(self, call: int) -> list[int]:
         """Return what the optimizer's other calls made of what a call reads."""
-        found = (self.made.get(self._producer(k), NONE) for k in self.stream.slots(call).values())
-        return [e for e in found if e != NONE]
+        return [self.made[made] for k in self.stream.slots(call).values() if (made := self._producer(k)) in self.made]
 
     def _is_view(self, call: int) -> bool:
         """Tell whether all results of a call are tensors that it read; who reads such a view names what wrote the tensor."""
@@ -280,7 +285,3 @@ class Optimizer:
         read = {int(stream.identity[k]) for k in slots if is_input(name(k))}
         made = [int(stream.identity[k]) for k in slots if is_output(name(k))]
         return bool(made) and read.issuperset(made) and not has(self._op(call), "in-place")
-
-
-def _number(group: str) -> tuple[int, str]:
-    return (int(group) if group.isdigit() else 1 << 30), group

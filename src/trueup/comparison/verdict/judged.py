@@ -83,10 +83,10 @@ class Judged:
             return False
         certain = criterion.certain_carried if self.error_in == 0 or self.decided == COHERENT else criterion.certain
         carried = max(self.expected - self.own, 0.0)
-        if carried >= GONE:  # nothing is left of a result that cancels, and how coherent its terms' errors are is not known
-            return False
-        carried += self.declared
-        return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * carried
+        decides = self.row.own == "exact" and self.row.carry == "branch"  # how many numbers lie at the edge is in no statistic
+        if carried >= GONE or (decides and self.error_in > 0):
+            return False  # nothing is left of a result that cancels, and how coherent its terms' errors are is not known
+        return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * (carried + self.declared)
 
 
 def excess(error: Array, expected: Array) -> Array:
@@ -357,10 +357,10 @@ class Tree:
         return errors.pair[at], np.nan_to_num(errors.relative[at])
 
     def covering(self, call: int, side: int) -> list[int]:
-        """Return the matched calls around this one that were compared as a whole."""
-        pairs = self.pairs[side][self.around(call, side)]
-        outputs, entries = self.verdicts.errors.outputs, self.verdicts.errors.entries
-        return [n for n in pairs[pairs >= 0].tolist() if n not in self.opened and outputs[entries(n)].any()]
+        """Return the matched calls around this one that were compared as a whole, by all that they return."""
+        pairs, errors = self.pairs[side][self.around(call, side)], self.verdicts.errors
+        whole = [n for n in pairs[pairs >= 0].tolist() if n not in self.opened and errors.outputs[errors.entries(n)].any()]
+        return [n for n in whole if not any(map(is_output, errors.one_sided.get(n, ())))]
 
     def operators(self, call: int) -> tuple[str, ...]:
         """Return the dispatcher operators inside a call of the candidate, each once: those that the baseline lacks first."""
