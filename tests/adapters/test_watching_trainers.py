@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,5 @@ def test_parts_that_a_lightning_module_calls_are_named_as_it_names_them(tmp_path
         whole.training_step(torch.ones(2, 4)).backward()
     scopes = set(trueup.open_capture(tmp_path / "run").records(columns=["scope"])["scope"].to_pylist())
     assert scopes - {""} == {"net", "net.0", "net.1"}  # the loss is read outside of any module
+    (rank,) = (tmp_path / "run").glob("rank-*/manifest.json")
+    assert set(json.loads(rank.read_text())["settings"]["modules"]) == {"net", "net.0", "net.1"}

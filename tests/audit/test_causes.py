@@ -471,6 +471,12 @@ def test_a_weight_that_is_tied_in_one_run_explains_what_both_of_its_modules_do()
     for scope, cause in (("a", "weight of c (Linear) is tied to a.weight in the baseline, its own in the candidate"), ("b", "")):
         (kept,), _ = with_causes([finding(kind="region", op="aten::add", level="aten", phase="backward", scope=scope)], *sides)
         assert kept.cause == cause
+    said = "initial weights of 1 of 3 parameters differ (c.weight)"
+    drawn = finding(kind="argument", op="torch.Tensor.to", level="api")
+    read = finding(kind="argument", op="aten::t", level="aten", scope="c", seq=(9, 9))
+    seen = Seen(begun=lambda one: said if one.op == drawn.op else "", weights=said, unlike=frozenset({"c.weight"}))
+    (kept,), _ = with_causes([drawn, read], *sides, seen)
+    assert (kept.cause, kept.alike) == ("weight of c (Linear) is tied to a.weight in the baseline, its own in the candidate", 1)
 
 
 def test_attributes_that_only_one_class_has_follow_from_the_class() -> None:

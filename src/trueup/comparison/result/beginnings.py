@@ -127,6 +127,11 @@ class Beginnings:
         return self._differ([name for name, apart in self._weights.items() if apart])
 
     @property
+    def unlike(self) -> frozenset[str]:
+        """Names of the initial weights that differ."""
+        return frozenset(name.partition(OF)[0] for name, apart in self._weights.items() if apart)
+
+    @property
     def copied(self) -> str:
         """Say which initial weights differ that no recorded call drew: loaded, or made by NumPy; empty where none does."""
         return self._differ(self._copied)

@@ -85,6 +85,7 @@ class Seen:
     reduced: str = ""  # that the loss is a mean in one run, a sum in the other
     losses: frozenset[str] = frozenset()  # operators that make the loss in one run alone
     times: float = 1.0  # how many times as large the candidate's loss is by these
+    unlike: frozenset[str] = frozenset()  # names of the initial weights that differ
 
 
 def with_causes(
@@ -123,6 +124,8 @@ def with_causes(
             reaching += [one for one in settings if one.group == "data" and not _orders(one)]
         built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
         reaching = built or reaching
+        if not (reaching or own) and _begins(finding, seen) and seen.unlike <= _tied(settings).keys():
+            reaching = list(dict.fromkeys(_tied(settings)[name] for name in seen.unlike))  # what one run ties begins otherwise
         if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
             reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
         other = reaching or own or named_argument(finding) or _dtype(finding, seen) or _begins(finding, seen)
@@ -253,6 +256,12 @@ def _builds(setting: Setting) -> bool:
     """Tell whether a setting decides which parameters a module has, and so what is drawn where it is built."""
     there = setting.name.endswith(OF_PARAMETERS[0]) and ABSENT in (setting.baseline, setting.candidate)
     return setting.group == "module" and (there or setting.name == "class" or setting.name in SIZES)
+
+
+def _tied(settings: Sequence[Setting]) -> dict[str, Setting]:
+    """Return by parameter the setting that ties it in one run, and in the other not."""
+    ties = [one for one in settings if one.name.endswith(TIED)]
+    return {f"{scope}.{one.name.removesuffix(TIED)}".removeprefix("."): one for one in ties for scope in one.places}
 
 
 def _draws(finding: Finding) -> bool:
@@ -502,6 +511,7 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
     return finding.scope in (*setting.places, *ties) and (
         finding.kind in ("unmatched", "region")
         or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
+        or (bool(ties) and finding.kind == "argument" and not given_number(finding))  # it reads what another call drew
     )
 
 

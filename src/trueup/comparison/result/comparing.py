@@ -131,7 +131,7 @@ class Assembly:
         losses = frozenset(map(str, made.facts[1])) if made is not None and made.why is Why.RUNS_ALONE else frozenset()
         seen = Seen(
             self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last,
-            self.alone.factors, scaled, reduced, losses, self.alone.times,
+            self.alone.factors, scaled, reduced, losses, self.alone.times, self.beginnings.unlike,
         )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)

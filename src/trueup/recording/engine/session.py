@@ -150,7 +150,9 @@ class BaseSession(ABC):
         kinds = loaders if optimizers is None else (optimizers, *loaders)
         self.built = Built(kinds, live_objects.names(), self.recorder.note)
         self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
-        self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader, seeds)
+        self.settings = Settings(
+            facts, modules, self.recorder.note, self.built, loaders, loader, seeds, lambda model: self.scopes.path(model, None)
+        )
         self.recorder.settings = self.settings.news
         self.signatures = Signatures(self.adapter.name)
         self.recorder.call_names = self.names

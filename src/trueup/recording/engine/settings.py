@@ -45,15 +45,17 @@ class Settings:
     """Gathers what a run is set to: ``facts`` reads an optimizer (None where it cannot be read now, as inside a graph),
     ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``built`` knows
     the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one;
-    ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began."""
+    ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began; ``scope`` names a
+    model as its calls are recorded."""
 
     def __init__(
         self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
         note: Callable[[str], None], built: Built, loaders: tuple[type, ...] = (),
         loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
+        scope: Callable[[Any], str] = lambda _: "",
     ) -> None:  # fmt: skip
         self._facts, self._modules, self._note, self._built, self._loaders = facts, modules, note, built, loaders
-        self._loader, self._framework_seeds = _loader if loader is None else loader, seeds
+        self._loader, self._framework_seeds, self._scope = _loader if loader is None else loader, seeds, scope
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -138,16 +140,16 @@ class Settings:
     def _read(self) -> dict[str, Any]:
         modules: dict[str, Any] = {}
         models = [model for known in self._models if (model := known()) is not None]
-        for at, model in enumerate(models):
-            prefix = f"model {at + 1}: " if len(models) > 1 else ""
+        for model in models:
             try:
                 read = self._modules(model)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(f"what {type(model).__name__} is set to could not be read: {type(error).__name__}")
                 continue
+            within = self._scope(model)
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
-                    modules[prefix + scope] = _unnamed(held)
+                    modules[path(within, scope)] = _unnamed(_tied_within(held, within))
         found = self._built.of(object)
         loaders = [one for one in found if isinstance(one, self._loaders)]
         for loss in live_objects.losses(found):
@@ -203,6 +205,11 @@ def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, An
             if first != path(scope, name):
                 held[f"{name}.tied_to"] = first
     return found
+
+
+def _tied_within(held: Mapping[str, Any], within: str) -> dict[str, Any]:
+    """Name what parameters are tied to with the scope of their model."""
+    return {name: path(within, value) if name.endswith(".tied_to") else value for name, value in held.items()}
 
 
 def _as_given(kind: type, held: dict[str, Any]) -> dict[str, Any]:
