@@ -62,7 +62,7 @@ def _pair(name: str, detail: str) -> str:
     calls = found.calls.to_pylist()
     output = max(c["error_out"] for c in calls if (c["level"], c["phase"], c["scope"]) == ("module", "forward", ""))
     layers, gradients = (
-        float(np.median([c["error_out"] for c in calls if c["phase"] == phase])) for phase in ("forward", "backward")
+        float(np.median([c["error_out"] for c in calls if c["phase"] == phase and c["error_out"] is not None])) for phase in ("forward", "backward")
     )
     ratio = max((c["ratio"] for c in calls if c["ratio"] == c["ratio"] and c["ratio"] < float("inf")), default=0.0)
     numbers = " | ".join(f"{number:.1e}" for number in (output, layers, gradients))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.foundation.kernels import distance, relative_distance, summarize
+from trueup.foundation.kernels import at_least, distance, relative_distance, summarize
 from trueup.foundation.kernels.sketch import shifts, signs, splitmix64
 from trueup.foundation.model import LANES, NUMBERS, PACKED
 
@@ -132,3 +132,19 @@ def test_relative_distance() -> None:
     got = relative_distance(a, b, np.array([6.0, 0.0, 0.0, np.nan]))
     assert got[:3].tolist() == [0.5, np.inf, 0.0]
     assert np.isnan(got[3])
+
+
+def test_elements_that_cancel_in_a_lane_show_in_norm_and_mean() -> None:
+    """Elements that moved by the same number, as by Adam's first step, where they meet in a lane."""
+    first, hidden = np.random.default_rng(0).standard_normal((20, 64)), 0
+    for row in range(1, 20):
+        for column in range(64):
+            second = first.copy()
+            second[[0, row], [5, column]] += 0.01
+            estimate = distance(sketch(first), sketch(second))
+            sides = [(np.linalg.norm(side, keepdims=True).ravel(), np.array([side.mean()])) for side in (first, second)]
+            found = float(at_least(np.array([estimate]), *sides, np.array([first.size]))[0])
+            hidden += estimate < 1e-9
+            assert 0.02 / first.size**0.5 < found * (1 + 1e-9), "the sums differ by 0.02"
+            assert found <= max(float(estimate), 0.01 * 2**0.5), "no more is proved than there is"
+    assert hidden, "none of them cancels"

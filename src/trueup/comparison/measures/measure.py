@@ -22,7 +22,7 @@ from trueup.foundation.facts.roundoff import is_discrete, roundoff
 from trueup.foundation.facts.slots import is_foreign, is_input, is_output, is_written
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
-from trueup.foundation.kernels import MASKING, Pair, pair
+from trueup.foundation.kernels import MASKING, Pair, at_least, pair
 from trueup.foundation.store.call_columns import Located
 from trueup.foundation.store.parallel import side_by_side
 
@@ -346,25 +346,24 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     baseline, candidate = errors.streams
     k = errors.slots[0][at]
     j = k if errors.slots[0] is errors.slots[1] else errors.slots[1][at]
-    sketched = baseline.sketch.distances(k, candidate.sketch, j)
     discrete = baseline.names.table(is_discrete)[baseline.dtype[k]] & differ[at]
     counted = other_counts(errors.streams, (k, j))
     masked = _masked(baseline, k)
-    if k is j and baseline.saturated is candidate.saturated and baseline.dtype is candidate.dtype:
-        unequal = np.zeros(len(k), bool)
-    else:
-        unequal = (masked != _masked(candidate, j)) & (baseline.dtype[k] == candidate.dtype[j]) & ~counted
+    shared = k is j and baseline.saturated is candidate.saturated and baseline.dtype is candidate.dtype
+    unequal = (masked != (masked if shared else _masked(candidate, j))) & (baseline.dtype[k] == candidate.dtype[j]) & ~counted
     counted = counted | unequal
+    finite = baseline.numel[k] - baseline.counts[k].sum(axis=1) - masked
+    sums = ((baseline.l2[k], baseline.mean[k]), (candidate.l2[j], candidate.mean[j]))
+    sketched = at_least(baseline.sketch.distances(k, candidate.sketch, j), *sums, finite)
     known = ~np.isnan(sketched)
     found = np.where(discrete, np.maximum(sketched, 1.0), sketched)
     errors.absolute[at] = np.where(known & counted, np.inf, found)
     errors.method[at] = np.where(known, SKETCH, 0)
-    empty = at[known & ~counted & np.isnan(errors.norm[at])]  # no finite element on the baseline
-    errors.norm[empty] = 0.0
+    errors.norm[at[known & ~counted & np.isnan(errors.norm[at])]] = 0.0  # no finite element on the baseline
     errors.say(at[known & counted], Why.NOT_FINITE)
     errors.say(at[known & unequal], Why.MASKS)
     same = np.flatnonzero(known & ~counted & (found == 0) & differ[at])
-    moved = at[same[baseline.counts[k[same]].sum(axis=1) + masked[same] > 0]]
+    moved = at[same[finite[same] < baseline.numel[k[same]]]]
     errors.absolute[moved] = np.inf
     errors.say(moved, Why.SAME_BUT_BYTES)  # or a zero has another sign, which is less likely where there are NaN or Inf
     errors.say(at[~known], Why.SKETCH)
