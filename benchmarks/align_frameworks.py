@@ -61,10 +61,9 @@ def _pair(name: str, detail: str) -> str:
     found = _run(name, "", STEPS, detail).result
     calls = found.calls.to_pylist()
     output = max(c["error_out"] for c in calls if (c["level"], c["phase"], c["scope"]) == ("module", "forward", ""))
-    layers, gradients = (
-        float(np.median([c["error_out"] for c in calls if c["phase"] == phase and c["error_out"] is not None])) for phase in ("forward", "backward")
-    )
-    ratio = max((c["ratio"] for c in calls if c["ratio"] == c["ratio"] and c["ratio"] < float("inf")), default=0.0)
+    known = [(c["phase"], c["error_out"]) for c in calls if c["error_out"] is not None]
+    layers, gradients = (float(np.median([error for its, error in known if its == phase])) for phase in ("forward", "backward"))
+    ratio = max((c["ratio"] for c in calls if c["ratio"] is not None and c["ratio"] < float("inf")), default=0.0)
     numbers = " | ".join(f"{number:.1e}" for number in (output, layers, gradients))
     return f"| {name} | {found.verdict} | {found.counts['compared']:,} | {numbers} | {ratio:.0%} |"
 
