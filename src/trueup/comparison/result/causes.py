@@ -124,8 +124,8 @@ def with_causes(
             reaching += [one for one in settings if one.group == "data" and not _orders(one)]
         built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
         reaching = built or reaching
-        if not (reaching or own) and _begins(finding, seen) and seen.unlike <= _tied(settings).keys():
-            reaching = list(dict.fromkeys(_tied(settings)[name] for name in seen.unlike))  # what one run ties begins otherwise
+        if not (reaching or own) and _begins(finding, seen):
+            reaching = _tying(settings, seen)
         if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
             reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
         other = reaching or own or named_argument(finding) or _dtype(finding, seen) or _begins(finding, seen)
@@ -258,10 +258,11 @@ def _builds(setting: Setting) -> bool:
     return setting.group == "module" and (there or setting.name == "class" or setting.name in SIZES)
 
 
-def _tied(settings: Sequence[Setting]) -> dict[str, Setting]:
-    """Return by parameter the setting that ties it in one run, and in the other not."""
+def _tying(settings: Sequence[Setting], seen: Seen) -> list[Setting]:
+    """Return the settings that tie all weights which begin otherwise, in one run alone; none where one is not tied."""
     ties = [one for one in settings if one.name.endswith(TIED)]
-    return {f"{scope}.{one.name.removesuffix(TIED)}".removeprefix("."): one for one in ties for scope in one.places}
+    tied = {f"{scope}.{one.name.removesuffix(TIED)}".removeprefix("."): one for one in ties for scope in one.places}
+    return list(dict.fromkeys(tied[name] for name in sorted(seen.unlike))) if seen.unlike <= tied.keys() else []
 
 
 def _draws(finding: Finding) -> bool:
