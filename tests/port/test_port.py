@@ -543,6 +543,8 @@ def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.Cap
     json_file = tmp_path / "all.json"
     assert arguments(source, "-o", tmp_path / "out", "--to", to, "--prove", command, "--steps", 2, "--json", json_file) == 0
     said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Converted: ")
+    assert "not proved" not in said
     assert "The port trains the same: 2 steps, " in said
     assert ("for on the CPU it trains otherwise (" in said) == (to == "npu")
     assert ("What it decides by the device: train.py:37, if torch.cuda.is_available(): size." in said) == (to == "npu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +91,7 @@ def port(
     console, target = Terminal(), None if check else output
     names = also.split(",") if also else ()
     result = run(place, target, to=to.value, rules=rules, also=names, distributed=distributed, model=model)
+    result = replace(result, proof_follows=prove is not None)
     render(result, limit, console)
     if tables and target is not None:
         for path in save_tables(result, target if target.is_dir() else target.parent):

@@ -104,6 +104,8 @@ class Ported:
     """Lines that do something else where an accelerator is there, with their condition."""
     open: tuple[str, ...] = ()
     """Those of ``unread`` that may name a device: whether they have something to change, nobody could tell."""
+    proof_follows: bool = False
+    """Whether the port is run next: its proof has the word then, and ``sentence`` says of none that it lacks."""
 
     @property
     def changes(self) -> int:
@@ -121,7 +123,8 @@ class Ported:
         if not self.changes:
             what = f"Nothing to change in {counted(self.scripts, 'script')}"
         else:
-            what = f"{'Converted, not proved' if self.written else 'To convert'}: {counted(self.changes, 'change')} in "
+            done = "Converted" if self.proof_follows else "Converted, not proved"
+            what = f"{done if self.written else 'To convert'}: {counted(self.changes, 'change')} in "
             what += f"{len(self.changed)} of {counted(self.scripts, 'script')}, for {self.to}"
             what += f" (PyTorch {self.since} or later)" if self.since and self.to == "agnostic" else ""
         rest = [counted(len(self.look), "line") + " to look at"] if self.look else []
