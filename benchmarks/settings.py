@@ -39,7 +39,7 @@ SCRIPTS = ("plain", "trainer", "lightning", "ranks", "keras", "paddle")
 TORCH = ("torch", "torch._dynamo", "trueup.recording.adapters.torch.session")
 PRELOADED = {"plain": TORCH, "trainer": (*TORCH, "transformers"), "lightning": TORCH, "ranks": TORCH}
 """What the server of processes imports once: PyTorch's first optimizer imports Dynamo. Keras and Paddle begin threads when they are
-imported."""
+imported, and are not to find PyTorch there: each of their trainings begins with an interpreter of its own."""
 WORDS = ("first line", "noted", "elsewhere", "not named", "wrong cause")
 """Where a change is named; ``noted``: in a note of runs that are aligned, so that there is nothing to explain."""
 
@@ -62,10 +62,11 @@ class Cell:
 def record(script: str, options: Options, into: Path) -> None:
     """Train under capture in a process of its own, so that nothing of one training is left in the next.
 
-    It is forked from one that has imported and computed nothing else: autograd's threads do not survive a fork.
+    PyTorch's are forked from one that has imported and computed nothing else: autograd's threads do not survive a fork.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trueup", *PRELOADED.get(script, ())])
+    context = multiprocessing.get_context("forkserver" if script in PRELOADED else "spawn")
+    if script in PRELOADED:
+        context.set_forkserver_preload(["trueup", *PRELOADED[script]])
     child = context.Process(target=_train, args=(script, options, into))
     child.start()
     child.join()

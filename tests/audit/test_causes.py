@@ -17,7 +17,7 @@ from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.findings import with_names
 from trueup.comparison.result.shown import _clips, passes_counts, passes_text
 from trueup.foundation.facts.why import Why
-from trueup.foundation.model import Finding, SlotComparison, TensorStats
+from trueup.foundation.model import CallKey, Finding, SlotComparison, TensorStats
 from trueup.foundation.settings import differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
@@ -25,6 +25,7 @@ from trueup.foundation.words.setting_sentence import setting_text, settings_text
 from verdict.captures import Recording, compared, normal
 
 CELLS = {
+    "decay-on-biases": "AdamW weight_decay of 19 parameters (blocks.0.norm1.weight, blocks.0.norm1.bias, blocks.0.norm2.weight…)",
     "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
     "accumulation": "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up",
     "frozen": "set differently: weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
@@ -252,6 +253,61 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
     given = [{"settings": {"arguments": {"seed": n}}} for n in (0, 7)]
     (kept, _), _ = with_causes([told, drew], *given)
     assert kept.cause == "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate"
+
+
+def test_an_order_that_a_script_was_told_gives_other_batches() -> None:
+    drew, read = finding("random", op="aten::randperm"), finding("input", op="torch.stack", error_in=1.0)
+    given = [{"settings": {"arguments": {"data_seed": n}}} for n in (0, 7)]
+    begun = Seen(begun=lambda one: "" if one.kind == "random" else "batches differ from step 0 on")
+    kept, _ = with_causes([drew, read], *given, begun)
+    assert [one.cause for one in kept] == ["data_seed: 0 in the baseline, 7 in the candidate; batches differ from step 0 on"]
+    kept, _ = with_causes([read], *given, begun)  # nothing was drawn by it
+    assert [one.cause for one in kept] == ["batches differ from step 0 on"]
+
+
+def test_numbers_drawn_in_one_run_alone_give_other_batches_where_they_choose_samples() -> None:
+    alone = Why.DRAWN_ALONE(CallKey(0, 0, "forward", "aten", "", "aten::rand", 0), "candidate", "train.py:9 in train")
+    drew, read = finding("random", op="aten::randint"), finding("input", op="torch.stack", error_in=1.0, seq=(3, 4))
+    begun = Seen({place(drew): alone}, lambda one: "" if one.kind == "random" else "batches differ from step 0 on")
+    (one,), _ = with_causes([drew, read], {}, {}, begun)
+    assert (one.cause, one.alike) == (f"{in_words(alone)}; batches differ from step 0 on", 1)
+    inside = dataclasses.replace(drew, scope="net.drop")  # an order was drawn as in the baseline: the batches are another cause
+    assert len(with_causes([inside, read], {}, {}, begun)[0]) == 2
+
+
+def test_the_backward_of_a_function_follows_from_its_argument() -> None:
+    told = finding(op="cross_entropy", source="train.py:9", slots=(slot('{"label_smoothing": 0.0}', '{"label_smoothing": 0.1}'),))
+    back = finding("operator", op="cross_entropy", source="train.py:9", phase="backward", step=1)
+    (one,), _ = with_causes([told, back], {}, {})
+    assert one.alike == 1
+    inside = dataclasses.replace(back, level="aten", op="aten::_log_softmax_backward_data", api="cross_entropy")
+    assert len(with_causes([told, inside], {}, {})[0]) == 1
+    for other in ({"op": "linear"}, {"source": "train.py:8"}, {"phase": "forward"}, {"source": None}):
+        assert len(with_causes([told, dataclasses.replace(back, **other)], {}, {})[0]) == 2
+
+
+def test_a_length_explains_its_own_two_values_anywhere() -> None:
+    sides = [{"settings": {"modules": {"places": {"class": "Embedding", "num_embeddings": n}}}} for n in (32, 24)]
+    mask = finding(op="torch.ones", slots=(slot('{"0": 32, "1": 32}', '{"0": 24, "1": 24}'),))
+    read = SlotComparison("input.0", "incomparable", 0.0, "tensor", ("int64",) * 2, ("(8, 32)", "(8, 24)"), None, None)
+    shaped, other = finding(slots=(read,)), finding(op="f", slots=(slot('{"0": 32}', '{"0": 25}'),))
+    kept, _ = with_causes([mask, shaped, other], *sides)
+    said = "num_embeddings of places (Embedding): 32 in the baseline, 24 in the candidate"
+    assert [(one.cause, one.alike) for one in kept] == [(said, 1), ("", 0)]
+
+
+def test_an_attribute_of_a_user_s_module_explains_what_was_given_its_values() -> None:
+    sides = [{"settings": {"modules": {"attn": {"class": "Attention", "n_head": n, "width": 16 // n}}}} for n in (4, 8)]
+    made = SlotComparison("output.0", "incomparable", 0.0, "tensor", ("", ""), ("(4, 4)", "(8, 2)"), None, None)
+    view = finding(scope="attn", slots=(slot('{"2": 4}', '{"2": 8}'), made))
+    kept, left = with_causes([view], *sides)
+    assert kept[0].cause == "n_head of attn (Attention): 4 in the baseline, 8 in the candidate"
+    assert left == []  # what its others do nobody knows
+    drew = finding("random", scope="attn.drop", seq=(5, 5))  # after what another shape took from the generator
+    assert len(with_causes([view, drew], *sides)[0]) == 1
+    assert len(with_causes([view, dataclasses.replace(drew, step=1)], *sides)[0]) == 2
+    kept, _ = with_causes([dataclasses.replace(view, scope="other")], *sides)
+    assert "n_head" not in kept[0].cause
 
 
 def test_no_mode_decides_which_tensors_a_call_is_given() -> None:

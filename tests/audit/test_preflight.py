@@ -28,11 +28,13 @@ from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_
 from trueup.analysis.audit.one_run import _left_out, odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
+from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.doors.cli.app import run as run_command_line
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing, seeds_of
 from trueup.foundation.store import Capture
+from trueup.foundation.words.setting_sentence import settings_text
 from trueup.recording.adapters.torch.buffers import in_host_memory
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.delivered import Delivered
@@ -397,6 +399,35 @@ def test_a_parameter_that_another_one_took_the_place_of_is_named() -> None:
 
     (found,) = differing(holding("a", "b", "c"), holding("a", "d"))
     assert (found.name, found.baseline, found.candidate) == ("parameters", "3, with b, c", "2, with d")
+
+
+def test_parameters_that_moved_to_another_group_are_named_by_what_they_are_updated_with() -> None:
+    def holding(decays: list[float], *groups: list[str], **more: Any) -> dict[str, Any]:
+        held = [{"lr": 0.1, "weight_decay": one, "parameters": len(names)} for one, names in zip(decays, groups, strict=True)]
+        return side(optimizers=[{"class": "SGD", "groups": held, "changes": [], "parameters": list(groups), **more}])
+
+    apart = holding([0.1, 0.0], ["a.weight", "b.weight"], ["a.bias", "b.bias"])
+    said = "SGD weight_decay of 2 parameters (a.bias, b.bias): 0.0 in the baseline, 0.1 in the candidate"
+    assert settings_text(differing(apart, holding([0.1], ["a.weight", "b.weight", "a.bias", "b.bias"]))) == said
+    assert settings_text(differing(apart, holding([0.1, 0.0], ["a.weight", "b.weight", "a.bias", "b.bias"], []))) == said
+    assert differing(apart, holding([0.0, 0.1], ["a.bias", "b.bias"], ["a.weight", "b.weight"])) == []  # in another order
+    one = holding([0.1, 0.0], ["a.weight", "b.weight", "b.bias"], ["a.bias"], changes=[[1, 1, {"weight_decay": 0.2}]])
+    assert [(s.places, s.baseline, s.candidate, s.step) for s in differing(apart, one)] == [
+        (("a.bias",), 0.0, 0.2, 1), (("b.bias",), 0.0, 0.1, None)
+    ]  # fmt: skip
+    assert "of a.bias: 0.0" in settings_text(differing(apart, one))
+
+
+def test_what_a_setting_explains_is_no_rounding() -> None:
+    def holding(**group: Any) -> dict[str, Any]:
+        return side(optimizers=[{"class": group.pop("kind", "SGD"), "groups": [group], "changes": []}])
+
+    update = Finding("operator", 0, 0, "optimizer", "module", "", "optimizer.step", 0, None, "", "update", 0.0, 1e-5)
+    assert is_set_otherwise(update, holding(lr=0.1), holding(lr=0.2))
+    assert not is_set_otherwise(update, holding(lr=0.1), holding(lr=0.1))
+    assert not is_set_otherwise(update, holding(foreach=True), holding(foreach=False))  # which rounds in another order
+    assert not is_set_otherwise(update, holding(lr=0.1), holding(lr=0.1, kind="MySGD"))  # may be the same
+    assert not is_set_otherwise(dataclasses.replace(update, phase="forward", op="aten::mm"), holding(lr=0.1), holding(lr=0.2))
 
 
 def test_arguments_of_two_names_are_one() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from trueup.foundation import toml
-from trueup.foundation.frameworks.trees import path
+from trueup.foundation.frameworks.trees import DTYPE, TIED, TRAINED, path
 
 Group = Literal["optimizer", "scaler", "module", "data", "seed", "random", "parallel", "argument", "switch", "version", "code"]
 Severity = Literal["changes", "may", "cannot"]
@@ -20,9 +20,8 @@ SEVERITIES: tuple[Severity, ...] = ("changes", "may", "cannot")
 
 ALWAYS: tuple[Group, ...] = ("seed", "parallel", "switch", "version", "code")  # groups of which every recorded run says something
 LATER = (("optimizer", "clipping"), ("optimizer", "schedule"), ("data", "samples"), ("seed", "python"), ("seed", "numpy"))
-TIED = ".tied_to"
-OF_PARAMETERS = (".requires_grad", TIED)  # ends of names of what a module says of a parameter: frozen, another one
-DTYPE = ".dtype"
+GROUP = "group "  # how the place begins of what a group of an optimizer is set to; else it is a parameter
+OF_PARAMETERS = (TRAINED, TIED)  # a parameter is frozen, or another one
 ABSENT = "not set"  # stands for a setting that one of the runs does not have
 
 
@@ -215,13 +214,12 @@ def _optimizers(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last:
             both = set.intersection(*({name for _, name in _lives(one)} for one in (first, second)))
             yield from (one for one in _merged(_groups(first, second, "optimizer", last)) if one.name in both)
             continue
-        moved = _parameters(first, second, kinds[0])
+        yield from _parameters(first, second, kinds[0])
         for name in ("clipping", "schedule"):
             said = first.get(name, ABSENT), second.get(name, ABSENT)
             if said[0] != said[1]:
                 yield Setting("optimizer", kinds[0], name, *said, "changes")
-        yield from moved
-        yield from (one for one in _merged(_groups(first, second, kinds[0], last)) if not (moved and one.name == "parameters"))
+        yield from _merged(_groups(first, second, kinds[0], last))
 
 
 def names_held(optimizer: Mapping[str, Any]) -> list[list[str]]:
@@ -231,21 +229,13 @@ def names_held(optimizer: Mapping[str, Any]) -> list[list[str]]:
     return [[str(one) for one in group] for group in held] if good and isinstance(held, list) else []
 
 
-def _parameters(first: Mapping[str, Any], second: Mapping[str, Any], kind: str) -> list[Setting]:
-    """Return which parameters stand in a group of one side alone."""
-    sides = names_held(first), names_held(second)
-    if not all(sides) or len(sides[0]) != len(sides[1]):
-        return []
-    found = []
-    for at, (here, there) in enumerate(zip(*sides, strict=True)):
-        own = sorted(set(here) - set(there)), sorted(set(there) - set(here))
-        if any(own):
-            values = [
-                f"{len(held):,}" + (f", with {_some(alone)}" if alone else "")
-                for held, alone in zip((here, there), own, strict=True)
-            ]
-            found.append(Setting("optimizer", kind, "parameters", values[0], values[1], "changes", (f"group {at}",)))
-    return found
+def _parameters(first: Mapping[str, Any], second: Mapping[str, Any], kind: str) -> Iterator[Setting]:
+    """Say which parameters the optimizer of one side alone has."""
+    held = [[name for group in names_held(one) for name in group] for one in (first, second)]
+    alone = [sorted(set(mine) - set(others)) for mine, others in (held, held[::-1])]
+    if all(held) and any(alone):
+        values = [f"{len(mine):,}" + (f", with {_some(own)}" if own else "") for mine, own in zip(held, alone, strict=True)]
+        yield Setting("optimizer", kind, "parameters", values[0], values[1], "changes")
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
@@ -267,41 +257,57 @@ def _scalers(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Itera
 
 
 def _groups(first: Mapping[str, Any], second: Mapping[str, Any], kind: str, last: int | None) -> Iterator[Setting]:
+    """Compare the settings of groups; where parameters moved between them, what each parameter is updated with."""
     lives = [_lives(one) for one in (first, second)]
-    counts = [len(list_of(one, "groups")) for one in (first, second)]
-    if counts[0] != counts[1]:  # which group is which is not known: each setting's values, whichever group has them
+    names = [names_held(one) for one in (first, second)]
+    both = set().union(*names[0]) & set().union(*names[1])
+    if both and len({tuple(frozenset(group) & both for group in side) for side in names}) > 1:
+        lives = [_lives_of_parameters(one, both) for one in (first, second)]
+    elif len(list_of(first, "groups")) != len(list_of(second, "groups")):
+        # Which group is which is not known: each setting's values, whichever group has them.
         for name in dict.fromkeys(name for _, name in (*lives[0], *lives[1])):
             here, there = (_distinct(begin for (_, own), ((_, begin), *_) in life.items() if own == name) for life in lives)
             if here != there:
                 here, there = (here[0], there[0]) if len(here) == 1 == len(there) else (here, there)
                 yield Setting("optimizer", kind, name, here, there, severity("optimizer", name))
         return
-    for at, name in dict.fromkeys((*lives[0], *lives[1])):
-        place = (f"group {at}",)
-        one, other = (life.get((at, name)) for life in lives)
+    for place, name in dict.fromkeys((*lives[0], *lives[1])):
+        if both and name == "parameters":  # how many they are; which ones is known
+            continue
+        one, other = (life.get((place, name)) for life in lives)
         if one is None or other is None:
             values = ABSENT if one is None else one[0][1], ABSENT if other is None else other[0][1]
-            yield Setting("optimizer", kind, name, *values, severity("optimizer", name), place)
+            yield Setting("optimizer", kind, name, *values, severity("optimizer", name), (place,))
             continue
         for step in sorted({step for step, _ in (*one, *other) if last is None or step <= last}):
             values = _at(one, step), _at(other, step)
             if values[0] != values[1]:
-                yield Setting("optimizer", kind, name, *values, severity("optimizer", name), place, step or None)
+                yield Setting("optimizer", kind, name, *values, severity("optimizer", name), (place,), step or None)
                 break
 
 
-def _lives(optimizer: Mapping[str, Any]) -> dict[tuple[int, str], list[tuple[int, Any]]]:
-    """Return the values of each setting of each group with the steps from which they hold."""
-    found: dict[tuple[int, str], list[tuple[int, Any]]] = {}
+Lives = dict[tuple[str, str], list[tuple[int, Any]]]
+"""Values of a setting with the steps from which they hold, by place (`GROUP` and its number, or a parameter) and name."""
+
+
+def _lives(optimizer: Mapping[str, Any]) -> Lives:
+    found: Lives = {}
     changes = optimizer.get("changes")
     for at, group in enumerate(list_of(optimizer, "groups")):
         for name, value in group.items():
-            found[at, name] = [(0, value)]
+            found[f"{GROUP}{at}", name] = [(0, value)]
     for change in changes if isinstance(changes, list) else []:
         if isinstance(change, list) and len(change) == 3 and isinstance(change[0], int) and isinstance(change[2], Mapping):
             for name, value in change[2].items():
-                found.setdefault((change[1], name), []).append((change[0], value))
+                found.setdefault((f"{GROUP}{change[1]}", name), []).append((change[0], value))
     return found
+
+
+def _lives_of_parameters(optimizer: Mapping[str, Any], wanted: Container[str]) -> Lives:
+    """Return the same of each parameter."""
+    of = {f"{GROUP}{at}": group for at, group in enumerate(names_held(optimizer))}
+    lives = _lives(optimizer).items()
+    return {(one, name): life for (place, name), life in lives for one in of.get(place, ()) if one in wanted}
 
 
 def values_by_step(manifest: Mapping[str, Any], kind: str, place: str, name: str) -> list[tuple[int, Any]]:
@@ -309,7 +315,7 @@ def values_by_step(manifest: Mapping[str, Any], kind: str, place: str, name: str
     none where the run has several such optimizers."""
     held = [one for one in list_of(held_by(manifest), "optimizers") if one.get("class") == kind]
     lives = _lives(held[0]) if len(held) == 1 else {}
-    return next((life for (at, own), life in lives.items() if own == name and f"group {at}" == place), [])
+    return lives.get((place, name), [])
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -341,7 +347,7 @@ def _modules(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Itera
 def _in_full(module: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a module's settings with what is recorded of parameters only where it is not the rule: that they are trained."""
     parameters = [name.removesuffix(DTYPE) for name in module if name.endswith(DTYPE)]
-    return {**{f"{name}.requires_grad": True for name in parameters}, **module}
+    return {**{f"{name}{TRAINED}": True for name in parameters}, **module}
 
 
 def _of_parameter(setting: Setting) -> Setting:

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from trueup.analysis.audit.first_step import FirstStep, same_batches, undivided
-from trueup.foundation.frameworks.trees import path
+from trueup.foundation.frameworks.trees import DTYPE, TIED, TRAINED, path
 from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of, names_held, odd_switches
 from trueup.foundation.store import Capture
 from trueup.foundation.words.setting_sentence import setting_text, some
@@ -19,7 +19,6 @@ from trueup.foundation.words.wording import counted
 
 LIKE_RANK_0 = ("optimizer", "scaler", "module", "switch", "version")  # equal on all ranks
 TWO_MODES = ("Dropout", "BatchNorm", "InstanceNorm")  # class name prefixes: training and evaluation differ
-DTYPE = ".dtype"
 RANKLESS = ("RandomSampler", "SequentialSampler", "WeightedRandomSampler")  # of torch.utils.data
 MOST = 3
 """Settings of two ranks that are named."""
@@ -136,8 +135,8 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, bool]:
     found = {}
     for scope, module in modules_of(manifest).items():
         for name in [one.removesuffix(DTYPE) for one in module if one.endswith(DTYPE)]:
-            if f"{name}.tied_to" not in module:
-                found[path(scope, name)] = module.get(f"{name}.requires_grad") is not False
+            if f"{name}{TIED}" not in module:
+                found[path(scope, name)] = module.get(f"{name}{TRAINED}") is not False
     return found
 
 

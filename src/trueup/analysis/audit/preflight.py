@@ -15,10 +15,10 @@ from typing import Any, Literal
 from trueup.analysis.audit.first_step import beginnings, first_step
 from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.foundation import toml
+from trueup.foundation.frameworks.trees import DTYPE
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import (
     ABSENT,
-    DTYPE,
     GROUPS,
     SEVERITIES,
     Setting,

@@ -7,6 +7,7 @@ changed: an operator of the list is not decomposed, and its lowering is a call o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from trueup.analysis.bisection.running import RUN, Setup
@@ -21,20 +22,7 @@ from trueup.recording.recorder.options import CaptureOptions
 ATEN = "aten"
 DONE = "computed by ATen's kernels"
 FILE = "inductor_fallbacks.py"
-TEXT = '''"""Operators that torch.compile leaves to ATen's own kernels: import this before the first compiled call."""
-
-import torch
-from torch._inductor import config, decomposition, lowering
-
-OPERATORS = ({names})
-
-config.force_disable_caches = True  # cached code was made without this list
-for packet in (getattr(torch.ops.aten, name) for name in OPERATORS):
-    for operator in (getattr(packet, overload) for overload in packet.overloads()):
-        decomposition.decompositions.pop(operator, None)
-        lowering.make_fallback(operator, lowering.require_contiguous, warn=False)
-decomposition.fast_random_decomps.cache_clear()
-'''
+"""What a process is changed by, and what a user imports: it stands without Trueup."""
 
 
 def is_compiled(capture: Capture) -> bool:
@@ -80,5 +68,6 @@ def setup(names: Sequence[str]) -> Setup:
 def written(names: Sequence[str], folder: Path) -> list[str]:
     """Write the list for the user's script; return what to do with it."""
     file = folder / FILE
-    file.write_text(TEXT.format(names="".join(f'"{name}", ' for name in names).rstrip(" ")), encoding="utf-8")
+    text = files("trueup.recording.adapters.torch").joinpath(FILE).read_text(encoding="utf-8")
+    file.write_text(f"{text}\n\nleave_to_aten(({''.join(f'{name!r}, ' for name in names).rstrip()}))\n", encoding="utf-8")
     return [f"copy {file} beside the script and import it before the first compiled call: import {file.stem}"]

@@ -1,39 +1,44 @@
 """Causes before calls: which settings that differ explain which culprits, and what the calls show where no setting does.
 
-A setting explains a call that it reaches and that shows it: an optimizer's, the calls of an update that were given other numbers or
-that only one run makes; a module's, such calls inside that module; a loader's or a seed's, what no module computed and what was
-drawn. A call that was given the same and returned something else stays a culprit of its own, whatever is set differently around it.
+Which calls a setting reaches, `reaching` tells. A call that was given the same and returned something else stays a culprit of its
+own, whatever is set differently around it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from trueup.comparison.normalise.updates import STEP
-from trueup.foundation.facts.criteria import is_product
+from trueup.comparison.result.reaching import (
+    FLOAT32,
+    ROUNDINGS,
+    SIZES,
+    changed_axes,
+    changed_numbers,
+    draws,
+    is_of_order,
+    is_seed,
+    lacks_tensor,
+    rank,
+    reaching_of,
+    values_of,
+)  # fmt: skip
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.model import Finding, SlotComparison, TensorStats
-from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing, modules_of
+from trueup.foundation.frameworks.trees import TIED
+from trueup.foundation.model import Finding, TensorStats
+from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, modules_of
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
 from trueup.foundation.words.setting_sentence import settings_text
 from trueup.foundation.words.wording import one_line
-
-FLOAT32 = 2.0**-24
-"""Unit roundoff of float32 (IEEE 754)."""
-
-ROUNDINGS = 8.0
-"""Units of roundoff of the coarser dtype up to which another dtype explains an error: a few roundings in a row."""
 
 SCALES = 2.0**-20
 """How far a loss may be from a multiple of another one, relative to it: a few roundings in float32."""
@@ -48,17 +53,6 @@ LOSS = "the loss "
 """How causes begin that say what became of a loss."""
 
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
-ORDERING = ("seed", "shuffle", "sampler")
-"""Settings of a data loader that say in which order samples come; the others say how many batches there are, and how large."""
-SIZES = frozenset(
-    ("in_channels", "out_channels", "in_features", "out_features", "num_features", "num_embeddings", "embedding_dim", "hidden_size")
-)
-"""Settings of layers that are lengths of axes of their weights."""
-PRECISIONS = re.compile(r"float32_matmul_precision|tensor_float_32|.*allow_(tf32|hf32|.*_reduction)|NVIDIA_TF32_OVERRIDE")
-"""Switches that say how exactly products of float32 are computed: some processors obey, others do not."""
-
-ORDER = ("data", "seed", "module", "optimizer", "argument", "switch")
-"""Groups that explain calls, the surest first: what a script was told does where a call was given these very values."""
 
 
 Place = tuple[int, int, tuple[int, int]]  # rank, step, and execution numbers of a call in the two runs
@@ -96,23 +90,26 @@ def with_causes(
     are left, and the settings that change numbers and that no culprit shows."""
     found = differing(baseline, candidate, seen.last)
     told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
+    own_names = [one for one in found if (one.group, one.severity) == ("module", "may")]  # attributes as their user named them
     settings = [one for one in found if one.severity == "changes" and one.name != "dtype"] + told  # dtypes: `Seen` has them
+    settings += own_names
     kept: list[Finding] = []
     by_cause: dict[str, int] = {}
     shown: list[Setting] = []
     named = {one.op: said for one in culprits if (said := named_argument(one))}
     varying, classes = _varying(culprits), modules_of(candidate)
     drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
-    loading = next((one for one in culprits if _draws(one) and any(map(_shuffles, _reaching(settings, one)))), None)
+    loading = next((one for one in culprits if draws(one) and any(map(_shuffles, reaching_of(settings, one)))), None)
+    disturbed = drawn is not None and any(draws(one) and not one.scope for one in culprits)  # what draws outside of models
     batches = [_batches(manifest) for manifest in (baseline, candidate)]
     for finding in culprits:
-        own = seen.shown.get(place(finding)) or (drawn if _draws(finding) else None)
+        own = seen.shown.get(place(finding)) or (drawn if draws(finding) else None)
         own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
-        reaching = _reaching(settings, finding)
+        reaching = reaching_of(settings, finding)
         if _is_before(finding, loading):  # no order of samples matters yet
-            reaching = [one for one in reaching if not _orders(one)]
+            reaching = [one for one in reaching if not is_of_order(one)]
         if not reaching and _counts(finding, batches):
-            reaching = [one for one in settings if one.group == "data" and not _orders(one)]
+            reaching = [one for one in settings if one.group == "data" and not is_of_order(one)]
         if own is not None and finding.op != STEP:  # gradients, before the optimizer has them
             reaching = [one for one in reaching if one.group != "optimizer"]
         if own is not None and own.why is Why.CLIPPED_ALONE:  # by a function that is known, or by hand
@@ -121,18 +118,20 @@ def with_causes(
             scaling = [one for one in told if not seen.factors.isdisjoint(_shares(one))]
             reaching = scaling if len(scaling) == 1 else []
         if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
-            reaching += [one for one in settings if one.group == "data" and not _orders(one)]
+            reaching += [one for one in settings if one.group == "data" and not is_of_order(one)]
         built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
         reaching = built or reaching
         if not (reaching or own) and _begins(finding, seen):
             reaching = _tying(settings, seen)
         if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
-            reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
+            drew = [one for one in told if is_seed(one) and one in shown]  # an order of samples
+            reaching = [one for one in settings if one.group == "seed"] or drew  # what draws may be given its seed as a tensor
         other = reaching or own or named_argument(finding) or _dtype(finding, seen) or _begins(finding, seen)
         if not other and seen.passes:
-            reaching = [one for one in settings if one.group == "data" and not _orders(one)]  # which make another number of batches
+            reaching = [one for one in settings if one.group == "data" and not is_of_order(one)]  # and makes more batches, or fewer
         shown += [one for one in reaching if one not in shown]
-        cause = _cause(reaching, finding, own, seen)
+        follows = disturbed and not (reaching or own or named_argument(finding)) and seen.begun(finding)
+        cause = f"{in_words(drawn)}; {follows}" if follows else _cause(reaching, finding, own, seen)
         making = [] if reaching else _of_loss(settings, finding, cause, seen)
         if len(making) == 1:  # how a loss is made, its own setting tells
             reaching, cause = making, settings_text(making)
@@ -141,10 +140,10 @@ def with_causes(
             alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
             around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
             cause = named.get(finding.op) or around
-        seeds = bool(reaching) and reaching[0].group == "seed"  # then what begins otherwise follows from them
-        key = settings_text(reaching) if seeds else cause
+        seeds = bool(reaching) and is_seed(reaching[0])  # then what begins otherwise follows from them
+        key = settings_text(reaching) if seeds else in_words(drawn) if follows else cause
         same = by_cause.get(key, _follows(kept, finding, own, cause))
-        if seen.passes and reaching and reaching[0].group == "argument" and _values(reaching[0]) == seen.counts:
+        if seen.passes and reaching and reaching[0].group == "argument" and values_of(reaching[0]) == seen.counts:
             cause = f"{seen.passes}; {cause}"  # that many micro-batches were asked for
             same = next((at for at, one in enumerate(kept) if one.cause.startswith(seen.passes)), same)
         if same is None:
@@ -154,11 +153,11 @@ def with_causes(
             longer = cause if key != cause and len(cause) > len(kept[same].cause) else kept[same].cause
             kept[same] = dataclasses.replace(_alike(kept[same], finding), cause=longer)
     asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
-    left = [one for one in settings if one not in shown and (asked or one.severity == "changes")]
+    left = [one for one in settings if one not in [*shown, *own_names] and (asked or one.severity == "changes")]
     if len(left) != 1:  # else that stands in the first line
         shows = [one.cause or in_words(seen.shown.get(place(one))) or given_number(one) for one in kept]
         kept = _of_one_line([dataclasses.replace(one, cause=cause) for one, cause in zip(kept, shows, strict=True)])
-    return kept, sorted(left, key=lambda one: (one.severity != "changes", _rank(one)))
+    return kept, sorted(left, key=lambda one: (one.severity != "changes", rank(one)))
 
 
 def _of_loss(settings: Sequence[Setting], finding: Finding, cause: str, seen: Seen) -> list[Setting]:
@@ -198,12 +197,8 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
 
 def _shares(setting: Setting) -> set[float]:
     """Return what a loss may be multiplied or divided by for a setting's sake: its numbers, and what they leave of one."""
-    held = [float(one) for one in _values(setting) if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    held = [float(one) for one in values_of(setting) if isinstance(one, (int, float)) and not isinstance(one, bool)]
     return {n for one in held for n in (one, 1 - one)} - {0.0, 1.0}
-
-
-def _values(setting: Setting) -> tuple[Any, Any]:
-    return setting.baseline, setting.candidate
 
 
 def _is_before(finding: Finding, loading: Finding | None) -> bool:
@@ -265,34 +260,8 @@ def _tying(settings: Sequence[Setting], seen: Seen) -> list[Setting]:
     return list(dict.fromkeys(tied[name] for name in sorted(seen.unlike))) if seen.unlike <= tied.keys() else []
 
 
-def _draws(finding: Finding) -> bool:
-    return finding.kind == "random" or finding.rule.startswith("random")
-
-
 def _is_drawn(reason: Reason | None) -> bool:
     return reason is not None and reason.why is Why.DRAWN_ALONE
-
-
-def _rank(setting: Setting) -> int:
-    return ORDER.index(setting.group) if setting.group in ORDER else len(ORDER)
-
-
-def _reaching(settings: Sequence[Setting], finding: Finding) -> list[Setting]:
-    """Return the settings of the surest group that explains a culprit."""
-    found = [one for one in settings if one.group in ORDER and _explains(one, finding)]
-    first = min(found, key=lambda one: (not (_draws(finding) and one.group == "seed"), _rank(one)), default=None)
-    found = [one for one in found if first is not None and one.group == first.group]
-    if found and found[0].group == "argument":
-        return _became(settings, found[0]) if len(found) == 1 else []  # which of them it was nobody knows
-    return found
-
-
-def _became(settings: Sequence[Setting], told: Setting) -> list[Setting]:
-    """Return the settings that what a script was told became: of the same two values, and of a name that the argument's ends with;
-    the argument itself where there are none."""
-    values = told.baseline, told.candidate
-    same = [one for one in settings if one.group != "argument" and (one.baseline, one.candidate) == values]
-    return [one for one in same if told.name.endswith(one.name.rpartition(".")[2])] or [told]
 
 
 def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, seen: Seen) -> str:
@@ -301,7 +270,7 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
     said = [settings_text(reaching)]
     if group == "data":
         said = [seen.passes, _in_another_order(reaching, finding) + said[0]]
-    elif group == "seed" and not _draws(finding):
+    elif group in ("seed", "argument") and is_seed(reaching[0]) and not draws(finding):
         said.append(seen.begun(finding))
     elif group == "optimizer" and finding.op == STEP and all(one.name not in ("class", "clipping") for one in reaching):
         said.append(in_words(own))  # what was done to gradients before it was done beside
@@ -315,17 +284,13 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
 
 
 def _in_another_order(reaching: Sequence[Setting], finding: Finding) -> str:
-    if any(map(_orders, reaching)):
+    if any(map(is_of_order, reaching)):
         return f"batches in another order from step {finding.step}: "
     return ""
 
 
 def _shuffles(setting: Setting) -> bool:
-    return setting.group == "data" and _orders(setting)
-
-
-def _orders(setting: Setting) -> bool:
-    return setting.name.rpartition(".")[2] in ORDERING
+    return setting.group == "data" and is_of_order(setting)
 
 
 def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
@@ -333,7 +298,7 @@ def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, caus
     one run alone; another argument of an operator from that of the function around it, or of another operator inside that, and
     the same one as the operator has it (1 for ``mean``); a module, in a later step, from one inside that lacks a tensor; a
     number from the lengths of axes of which it is computed."""
-    drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
+    drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and draws(finding) else None
     for at, one in enumerate(kept):
         drawn = drawer == normalised(one.op)
         beside = finding.api == one.api is not None and finding.source == one.source
@@ -342,6 +307,7 @@ def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, caus
         told = own is not None or cause != ""
         inside = inside or _is_backward_of(finding, one)
         follows = _is_around(finding, one) or _is_computed(finding, one) or _is_of_other_weights(finding, one)
+        follows = follows or _is_resized_before(finding, one)
         if one.cause and (drawn or inside or (not told and follows)):
             return at
     return None
@@ -349,13 +315,15 @@ def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, caus
 
 def _is_backward_of(finding: Finding, one: Finding) -> bool:
     """Tell whether a call goes back through another one of the same line, and was given another argument as that was, or is run by
-    one side alone as that is."""
-    if finding.phase != "backward" or one.phase != "forward" or finding.source is None:
+    one side alone as that is; or through the very function that was given another argument, which nothing but that tells it."""
+    if finding.phase != "backward" or one.phase != "forward" or finding.source is None or finding.source != one.source:
         return False
-    if (finding.rank, finding.source, finding.kind) != (one.rank, one.source, one.kind):
+    if finding.kind == "operator" and one.kind == "argument":
+        return not {finding.op, finding.api}.isdisjoint({one.op, one.api} - {None})
+    if (finding.rank, finding.kind) != (one.rank, one.kind):
         return False
     if finding.kind == "argument":
-        return bool(_changed(finding)) and _changed(finding) == _changed(one)
+        return bool(changed_numbers(finding)) and changed_numbers(finding) == changed_numbers(one)
     return finding.kind == "region" and [seq < 0 for seq in finding.seq] == [seq < 0 for seq in one.seq] != [False, False]
 
 
@@ -363,13 +331,21 @@ def _is_around(finding: Finding, inner: Finding) -> bool:
     """Tell whether a module gives something else in a later step and a module inside it is given a tensor in one run alone."""
     within = inner.scope != finding.scope and f"{inner.scope}.".startswith(f"{finding.scope}." if finding.scope else "")
     later = finding.step > inner.step and (finding.rank, finding.phase) == (inner.rank, inner.phase)
-    return finding.kind == "operator" and finding.level == "module" and later and within and _lacks_tensor(inner)
+    return finding.kind == "operator" and finding.level == "module" and later and within and lacks_tensor(inner)
 
 
 def _is_of_other_weights(finding: Finding, drawn: Finding) -> bool:
     """Tell whether a model as a whole returns something else and weights were drawn before in another shape: it holds them."""
     outermost = finding.kind == "operator" and finding.level == "module" and not finding.scope and finding.rank == drawn.rank
-    return outermost and _draws(drawn) and not drawn.scope and any(slot.shape[0] != slot.shape[1] for slot in drawn.slots)
+    return outermost and draws(drawn) and not drawn.scope and any(slot.shape[0] != slot.shape[1] for slot in drawn.slots)
+
+
+def _is_resized_before(finding: Finding, one: Finding) -> bool:
+    """Tell whether a call draws other random numbers after another one of the step made another shape: what drew in that shape in
+    between took more of the generator's numbers, or fewer."""
+    resized = any(is_output(slot.slot) and slot.shape[0] != slot.shape[1] for slot in one.slots)
+    before = (one.rank, one.step) == (finding.rank, finding.step) and one.seq < finding.seq
+    return finding.kind == "random" and resized and before
 
 
 FORMS: tuple[Callable[[float], float], ...] = (lambda n: 1 / n, lambda n: n**0.5, lambda n: n**-0.5)
@@ -381,29 +357,14 @@ def _is_computed(finding: Finding, other: Finding) -> bool:
     same module was given or made."""
     if finding.kind != "argument" or (finding.rank, finding.scope, finding.phase) != (other.rank, other.scope, other.phase):
         return False
-    numbers, lengths = _changed(finding), [pair for pair in _changed(other) + _axes(other.slots) if min(pair) >= 1]
+    numbers = changed_numbers(finding)
+    lengths = [pair for pair in changed_numbers(other) + changed_axes(other.slots) if min(pair) >= 1]
     made = [[form(n) for n in pair] for form in FORMS for pair in lengths]
     return bool(numbers) and all(any(map(partial(_agree, pair), made)) for pair in numbers)
 
 
 def _agree(numbers: Sequence[float], others: Sequence[float]) -> bool:
     return all(math.isclose(one, other, rel_tol=FLOAT32) for one, other in zip(numbers, others, strict=True))
-
-
-def _changed(finding: Finding) -> list[tuple[float, float]]:
-    """Return the numbers that a call was given and that differ; none where something else does, too."""
-    given = [sides for slot in finding.slots if slot.slot == "arguments" for _, *sides in changed_arguments(slot)]
-    try:
-        return [(float(before), float(after)) for before, after in given]
-    except ValueError:
-        return []
-
-
-def _axes(slots: Iterable[SlotComparison]) -> list[tuple[float, float]]:
-    """Return the lengths of axes that differ."""
-    shapes = [[[*map(float, re.findall(r"\d+", side))] for side in slot.shape] for slot in slots]
-    same = [(before, after) for before, after in shapes if len(before) == len(after)]
-    return [pair for sides in same for pair in zip(*sides, strict=True) if pair[0] != pair[1]]
 
 
 def _dtype(finding: Finding, seen: Seen) -> str:
@@ -460,132 +421,3 @@ def _scaled(finding: Finding, seen: Seen) -> str:
                 if round(ratio) > 1 and abs(ratio - round(ratio)) <= off * ratio < WHOLE:
                     return f"the {what} is {said.format(round(ratio))} the baseline's: {one_line(finding.op)}"
     return ""
-
-
-def _explains(setting: Setting, finding: Finding) -> bool:
-    otherwise = finding.kind in ("argument", "unmatched", "region") or any(
-        slot.slot == "arguments" and slot.state == "deviates" for slot in finding.slots
-    )
-    drawn = _draws(finding)
-    if setting.group == "switch":
-        close = finding.error_out <= ROUNDINGS * UNIT_ROUNDOFF["bfloat16"]
-        return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
-    if setting.group == "argument":
-        seeds = drawn and not finding.scope and "seed" in setting.name
-        if drawn and _sized(setting, finding):  # weights are drawn where their module is built
-            return True
-        return _given(setting, finding) or (seeds and not named_argument(finding))
-    if setting.group == "optimizer":
-        rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
-        return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)
-    if setting.group == "module" and setting.name.endswith((*OF_PARAMETERS, "trainable")) and _is_of_parameter(setting, finding):
-        return True
-    if setting.name.endswith(OF_PARAMETERS):
-        return finding.op == STEP
-    if setting.group == "module":
-        if drawn and not finding.scope and _sized(setting, finding):  # weights are drawn where their module is built
-            return True
-        inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
-        if setting.name == "training" and _lacks_tensor(finding):  # no mode decides which tensors a call is given
-            return False
-        drawn = drawn if setting.name == "training" else _is_resized(finding)
-        return inside and finding.phase != "optimizer" and (otherwise or drawn)
-    if setting.group == "seed":
-        return drawn and not named_argument(finding)  # which no seed changes
-    if _lacks_tensor(finding):  # no loader decides that either
-        return False
-    if setting.name == "batch_size" and (_given(setting, finding) or _shaped(setting, finding)):
-        return True
-    if setting.name.endswith(("drop_last", "drop_remainder")) and all(slot.shape[0] == slot.shape[1] for slot in finding.slots):
-        return False  # it is the last batch's size, or that there is none
-    if drawn and finding.step > 0 and not _orders(setting):  # batches of another size took other numbers from the generator before
-        return True
-    where = not finding.scope and finding.phase in ("forward", "data") and not named_argument(finding)
-    return where and (otherwise or drawn or finding.kind == "input")
-
-
-def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
-    """Tell whether a call was given other parameters: one of the module's own, or, between ranks, another number of them."""
-    if finding.phase == "collective" and any(slot.shape[0] != slot.shape[1] for slot in finding.slots):
-        return True
-    ties = [str(one).rpartition(".")[0] for one in (setting.baseline, setting.candidate) if setting.name.endswith(TIED)]
-    return finding.scope in (*setting.places, *ties) and (
-        finding.kind in ("unmatched", "region")
-        or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
-        or (bool(ties) and finding.kind == "argument" and not given_number(finding))  # it reads what another call drew
-    )
-
-
-def _lacks_tensor(finding: Finding) -> bool:
-    """Tell whether a call is given a tensor in one run alone."""
-    given = [slot for slot in finding.slots if is_input(slot.slot)] if finding.kind == "argument" else []
-    return any((slot.baseline is None) != (slot.candidate is None) for slot in given)
-
-
-def _moved(finding: Finding) -> bool:
-    """Tell whether a weight that an optimizer wrote is read otherwise, and no recorded call shows why."""
-    return finding.kind == "input" and finding.step > 0 and any(slot.slot.startswith("param.") for slot in finding.slots[:1])
-
-
-def _is_resized(finding: Finding) -> bool:
-    """Tell whether a call reads a parameter of another shape."""
-    slot = finding.slots[0] if finding.kind == "input" and finding.slots else None
-    return slot is not None and slot.slot.startswith("param.") and slot.shape[0] != slot.shape[1]
-
-
-def _shaped(setting: Setting, finding: Finding) -> bool:
-    """Tell whether what a call reads differs in shape by a setting's own two values."""
-    shapes = [tuple(side.strip("()") for side in slot.shape) for slot in finding.slots if slot.shape[0] != slot.shape[1]]
-    return any(_same(setting, f"[{before.strip(', ')}]", f"[{after.strip(', ')}]") for before, after in shapes)
-
-
-def _sized(setting: Setting, finding: Finding) -> bool:
-    """Tell whether what a call makes has an axis that is as long as a setting's own two values."""
-    made = [slot for slot in finding.slots if is_output(slot.slot)]
-    return setting.baseline != setting.candidate and (setting.baseline, setting.candidate) in _axes(made)
-
-
-def _given(setting: Setting, finding: Finding) -> bool:
-    """Tell whether a call was given a setting's own two values, alone or among others, or both less than nothing: what moves a
-    weight against its gradient (``alpha=-lr``)."""
-    given = [values for slot in finding.slots if slot.slot == "arguments" for values in changed_arguments(slot)]
-    if any(_same(setting, before, after) for _, before, after in given):
-        return True
-    return _values(setting) in [(-before, -after) for before, after in _changed(finding)]
-
-
-def _holds(setting: Setting, finding: Finding) -> bool:
-    """Tell whether a call was given the setting's own two values as tensors: Keras keeps a learning rate in a variable."""
-    wanted = setting.baseline, setting.candidate
-    if finding.kind != "input" or not all(isinstance(one, (int, float)) for one in wanted):
-        return False
-    for slot in finding.slots:
-        sides = slot.baseline, slot.candidate
-        if all(isinstance(side, TensorStats) and _is(side, value) for side, value in zip(sides, wanted, strict=True)):
-            return True
-    return False
-
-
-def _same(setting: Setting, before: str, after: str) -> bool:
-    """Tell whether two arguments, written as JSON, differ by a setting's own two values."""
-    wanted = setting.baseline, setting.candidate
-    if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in wanted):
-        return False
-    try:
-        held = [one if isinstance(one, list) else [one] for one in map(_number, (before, after))]
-    except ValueError:
-        return False
-    differ = [pair for pair in zip(*held, strict=False) if pair[0] != pair[1]]
-    return len(held[0]) == len(held[1]) and bool(differ) and all(pair == wanted for pair in differ)
-
-
-def _number(text: str) -> Any:
-    """Read an argument; Paddle writes some numbers as texts."""
-    held = json.loads(text)
-    return float(held) if isinstance(held, str) else held
-
-
-def _is(stats: TensorStats, value: float) -> bool:
-    """Tell whether all elements are a number, rounded to float32 or finer."""
-    least, largest = stats.min, stats.max
-    return least == largest and abs(least - value) <= FLOAT32 * abs(value)

@@ -15,6 +15,7 @@ from trueup.comparison.result.causes import Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
+from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
 from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
@@ -26,8 +27,9 @@ from trueup.foundation.facts.criteria import load as load_criterion
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
+from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
-from trueup.foundation.settings import TIED, modules_of
+from trueup.foundation.settings import modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
@@ -82,6 +84,7 @@ class Assembly:
     def result(self) -> Result:
         """Return the result of a comparison that has run."""
         found = self.comparison
+        self._trust_settings()
         certain = found.certain
         for at, given in found.exchange.guilty.items():
             self.findings[at] = by_itself(self.findings[at], given)
@@ -109,6 +112,14 @@ class Assembly:
             summaries[0], summaries[1], counts, with_one_sided(table, self.one_sided), occurrences=seen,
         )  # fmt: skip
         return with_evidence(result, found.captures, self.norms, found.criterion)
+
+    def _trust_settings(self) -> None:
+        """Make certain of the first suspect that it is no rounding where a setting that changes numbers differs and reaches it."""
+        found = self.comparison
+        suspect = found.ranked[0] if found.ranked else None
+        if suspect is not None and not suspect.certain:
+            first, second = (capture.ranks.get(suspect.rank, {}) for capture in found.captures)
+            suspect.certain = is_set_otherwise(self.findings[id(suspect)], first, second)
 
     def _culprit(self, kind: Sequence[Suspect]) -> Finding:
         """Return the finding of culprits of a kind: the first of them, which ranking made certain if it was not."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting
+from trueup.foundation.settings import ABSENT, GROUP, OF_PARAMETERS, Setting
 from trueup.foundation.words.wording import ELLIPSIS, one_line, shorten
 
 BASELINE, CANDIDATE = "in the baseline", "in the candidate"
@@ -41,6 +41,9 @@ def subject(setting: Setting) -> str:
     name, kind = one_line(setting.name), one_line(setting.kind)
     if setting.name.endswith(OF_PARAMETERS):
         name = name.rpartition(".")[0]
+    if setting.group == "optimizer" and setting.places and not setting.places[0].startswith(GROUP):
+        count = len(setting.places)
+        return f"{kind} {name} of {f'{count:,} parameters (' if count > 1 else ''}{some(setting.places)}{')' * (count > 1)}"
     if setting.group == "module" and setting.places:
         shown = some([place or "the model" for place in setting.places])
         if len(setting.places) == 1:

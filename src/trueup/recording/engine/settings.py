@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from trueup.foundation.frameworks.trees import OptimizerFacts, path
+from trueup.foundation.frameworks.trees import DTYPE, TIED, TRAINED, OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
@@ -197,19 +197,19 @@ def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, An
     for scope, held, parameters in modules:
         found[scope] = held
         for name, parameter, trained in parameters:
-            held[f"{name}.dtype"] = str(parameter.dtype).rpartition(".")[2]
+            held[f"{name}{DTYPE}"] = str(parameter.dtype).rpartition(".")[2]
             held[f"{name}{ADDRESS}"] = id(parameter)
             if not trained:
-                held[f"{name}.requires_grad"] = False
+                held[f"{name}{TRAINED}"] = False
             first = seen.setdefault(id(parameter), path(scope, name))
             if first != path(scope, name):
-                held[f"{name}.tied_to"] = first
+                held[f"{name}{TIED}"] = first
     return found
 
 
 def _tied_within(held: Mapping[str, Any], within: str) -> dict[str, Any]:
     """Name what parameters are tied to with the scope of their model."""
-    return {name: path(within, value) if name.endswith(".tied_to") else value for name, value in held.items()}
+    return {name: path(within, value) if name.endswith(TIED) else value for name, value in held.items()}
 
 
 def _as_given(kind: type, held: dict[str, Any]) -> dict[str, Any]:

@@ -81,19 +81,12 @@ def _named(compiler: Any) -> str:
 
 
 def left_to_aten(operators: Sequence[str]) -> None:
-    """Have Inductor call ATen's own kernels of some operators (``gelu``) in place of code that it generates, in all their
-    overloads. Their decompositions go, too, for code is generated of what they are made of. The file that ``trueup bisect``
-    writes does the same (`trueup.analysis.bisection.compiled`)."""
+    """Have Inductor leave some operators to ATen once it is imported (`inductor_fallbacks`, which ``trueup bisect`` writes)."""
 
     def leave() -> None:
-        from torch._inductor import config, decomposition, lowering
+        from trueup.recording.adapters.torch.inductor_fallbacks import leave_to_aten
 
-        config.force_disable_caches = True  # cached code was made without this list
-        for packet in (getattr(torch.ops.aten, name) for name in operators):
-            for operator in (getattr(packet, overload) for overload in packet.overloads()):
-                decomposition.decompositions.pop(operator, None)
-                lowering.make_fallback(operator, lowering.require_contiguous, warn=False)
-        decomposition.fast_random_decomps.cache_clear()
+        leave_to_aten(operators)
 
     WhenLoaded("torch._inductor.lowering", leave).install()
 
