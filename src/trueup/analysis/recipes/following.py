@@ -19,7 +19,7 @@ from pathlib import Path
 from trueup.analysis.bisection.search import Attempt
 from trueup.analysis.recipes import inside
 from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, Readings, percent
-from trueup.analysis.recipes.recipe import Outcome, Recipe, RecipeResult, Rung, RungStatus, Step, load
+from trueup.analysis.recipes.recipe import Outcome, Recipe, RecipeResult, Rung, RungStatus, Step, load, means_apart, relative
 from trueup.analysis.remedy.advice import next_command
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Finding, Result, Status, TrueupError
@@ -301,7 +301,7 @@ def _losses_apart(step: Step, facts: Facts) -> str | None:
     after = other.get(facts.readings.step or 0)
     if step.loss is None or before is None or after is None:
         return None
-    apart = _relative(before, after)
+    apart = relative(before, after)
     if apart <= step.loss:
         return None
     said = f"no module differs, but the losses of step {facts.readings.step} are {percent(apart)} apart"
@@ -318,12 +318,11 @@ def _losses(step: Step, facts: Facts) -> Outcome:
     bad = [at for at, before, after in pairs if math.isnan(before) and math.isnan(after)]
     if bad:
         return _outcome(step, "could not tell", f"the losses of step {bad[0]} are NaN on both sides", remarks)
-    relative = sum(_relative(before, after) for _, before, after in pairs) / len(pairs)
-    absolute = sum(_apart(before, after) for _, before, after in pairs) / len(pairs)
-    said = f"losses of {counted(len(pairs), 'step')}: on average {percent(relative)} apart, {absolute:.2g} absolute"
-    if min(relative, absolute) <= step.limit:
+    mean = means_apart([pair[1:] for pair in pairs])
+    said = f"losses of {counted(len(pairs), 'step')}: on average {percent(mean[0])} apart, {mean[1]:.2g} absolute"
+    if min(mean) <= step.limit:
         return _outcome(step, "pass", said, remarks)
-    worst = max(pairs, key=lambda pair: _relative(*pair[1:]))
+    worst = max(pairs, key=lambda pair: relative(*pair[1:]))
     said += f"; most in step {worst[0]}, {worst[1]:.6g} and {worst[2]:.6g}"
     first = facts.culprits()[:1]
     explained = [f"it starts at: {c.sentence}" for c in first] or ["no single call is to blame for certain"]
@@ -336,7 +335,7 @@ def _metric(step: Step, facts: Facts) -> Outcome:
     before, after = facts.metric
     if math.isnan(before) and math.isnan(after):
         return _outcome(step, "could not tell", "both metrics are NaN")
-    apart = _relative(before, after)
+    apart = relative(before, after)
     said = f"{before:g} and {after:g}, {percent(apart)} apart"
     return _outcome(step, "pass" if apart <= step.limit else "DEVIATES", said)
 
@@ -354,19 +353,6 @@ def _plain(value: str) -> str:
 
 def _any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _apart(before: float, after: float) -> float:
-    """Distance of two numbers; Inf where one is NaN and the other is not."""
-    if math.isnan(before) and math.isnan(after):
-        return 0.0
-    apart = abs(after - before)
-    return math.inf if math.isnan(apart) else apart
-
-
-def _relative(before: float, after: float) -> float:
-    apart = _apart(before, after)
-    return 0.0 if apart == 0 else apart / abs(before) if before else math.inf
 
 
 CHECKS: dict[str, Callable[[Step, Facts], Outcome]] = {

@@ -105,6 +105,25 @@ def _parse(content: dict[str, Any], where: str) -> Recipe:
         raise TrueupError(f"recipe file {where}: {error}; {SEE}") from None
 
 
+def apart(before: float, after: float) -> float:
+    """Return the distance of two numbers; Inf where one is NaN and the other is not."""
+    if math.isnan(before) and math.isnan(after):
+        return 0.0
+    distance = abs(after - before)
+    return math.inf if math.isnan(distance) else distance
+
+
+def relative(before: float, after: float) -> float:
+    """Return the distance relative to the baseline's number."""
+    distance = apart(before, after)
+    return 0.0 if distance == 0 else distance / abs(before) if before else math.inf
+
+
+def means_apart(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return how far numbers of several steps are apart on average: relative, absolute. The smaller one counts."""
+    return sum(relative(*pair) for pair in pairs) / len(pairs), sum(apart(*pair) for pair in pairs) / len(pairs)
+
+
 RungStatus = Literal["pass", "DEVIATES", "could not tell"]
 
 COUNTED: tuple[Status, ...] = ("pass", "DEVIATES", "could not tell")  # made steps; a metric that was not given is none

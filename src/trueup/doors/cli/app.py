@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from trueup.doors.cli.options import SIDES
 from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.version import VERSION
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
+    "curves": ("comparing", "base-*.csv -- cand-*.csv --margin 0.5%"),
     "import": ("one_run", "dump_npu/ -o runs/dumped"),
     "show": ("one_run", "runs/npu --scope 'neck*' --phase backward"),
     "diff": ("comparing", "runs/cpu:neck.lstm/torch.lstm#0:output.0 runs/npu"),
@@ -56,6 +58,14 @@ COMMANDS = {
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
 
+class TwoSides(TyperCommand):
+    """A command with runs on both sides of ``--``, which click would take out; options may follow. No argument holds a NUL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse, with the mark in place of ``--``."""
+        return super().parse_args(ctx, [SIDES if word == "--" else word for word in args])
+
+
 class Commands(TyperGroup):
     """The commands by name: a module is imported when its command is asked for."""
 
@@ -80,7 +90,8 @@ def _loaded(name: str) -> Any:
         several.name, several.epilog = name, example
         return several
     alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None, epilog=example)(its)
+    settings = {"allow_interspersed_args": False} if name in HANDS_ON else None
+    alone.command(name, cls=TwoSides if name == "curves" else None, context_settings=settings, epilog=example)(its)
     return get_command(alone)
 
 

@@ -1,5 +1,6 @@
-"""The commands over two captures: ``trueup compare BASE CAND`` prints the verdict and leaves a report; ``align`` follows a recipe,
-``diff`` looks at two tensors, ``map`` proposes which layer is which, and ``convert-weights`` converts weights by such a map.
+"""The commands over two runs: ``trueup compare BASE CAND`` prints the verdict and leaves a report; ``curves`` judges whole
+trainings by their losses; ``align`` follows a recipe, ``diff`` looks at two tensors, ``map`` proposes which layer is which, and
+``convert-weights`` converts weights by such a map.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import functools
 import shlex
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -130,6 +131,50 @@ def align(
             found = inside
             console.print()
             render(found, console)
+    if output is not None:
+        print_saved(save(found, output), console)
+    save_as_json(lambda: document(found), json, console)
+    return found.exit_code
+
+
+PATTERN = "Read a log's lines by this, with named groups: step and the numbers; {number} matches one."
+PAIRED = "The n-th runs of both sides share seed and data; else runs are paired by seed where all say one."
+SPREAD = "A run's relative standard deviation, known from elsewhere."
+
+
+def curves(
+    runs: Annotated[Words, typer.Argument(metavar="BASE... -- CAND...", help="Runs: captures, logs, tables, folders.")] = None,
+    series: Annotated[Word, typer.Option(metavar="NAME|GLOB|BASE=CAND", help="Which number; else the loss.")] = None,
+    margin: Annotated[str, typer.Option(metavar="SHARE", help="The largest difference that does not matter.")] = "0.5%",
+    better: Annotated[Word, typer.Option(metavar="lower|higher", help="Only what is worse counts (non-inferiority).")] = None,
+    window: Annotated[Word, typer.Option(metavar="FIRST:LAST", help="Steps that the verdict is of; else the last tenth.")] = None,
+    paired: Annotated[Optional[bool], typer.Option("--paired/--unpaired", help=PAIRED)] = None,  # noqa: UP045 - Python 3.10
+    spread: Annotated[Word, typer.Option(metavar="SHARE", help=SPREAD)] = None,
+    pattern: Annotated[Words, typer.Option(metavar="REGEX", help=PATTERN)] = None,
+    output: Output = None,
+    json: Json = None,
+) -> int:
+    """Say whether a candidate's training curves are a baseline's, with an error bar: equivalent within a margin, different, or how
+    many repeats would tell.
+
+    Reads captures, TensorBoard events, exports of W&B and MLflow, trainer_state.json, CSV, JSON(L) and logs. Exit code 0:
+    equivalent, or different inside the margin, 1: different, 2: could not tell.
+    """
+    first, second = options.two_sides(runs, "trueup curves base-*.csv -- cand-*.csv")
+    allowed, known = options.share(margin, "--margin"), None if spread is None else options.share(spread, "--spread")
+    side: Any = options.one(better, ("lower", "higher"), "--better")
+    steps = None if window is None else options.span(window, "--window")
+
+    with loading():
+        from trueup.analysis.curves import judge
+        from trueup.doors.report.curves import document, render, save
+        from trueup.doors.report.terminal import Terminal, print_saved
+        from trueup.exchange.curves import read
+
+    held = [[run for one in names for run in read(Path(one), pattern or ())] for names in (first, second)]
+    found = judge(held[0], held[1], series, margin=allowed, paired=paired, better=side, window=steps, spread=known)
+    console = Terminal()
+    render(found, console)
     if output is not None:
         print_saved(save(found, output), console)
     save_as_json(lambda: document(found), json, console)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -34,6 +35,7 @@ Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.jo
 Level = Annotated[Word, typer.Option("--level", metavar="LEVEL", help="module, api or aten.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Ends a run that takes longer; 0: never.")]
 STDOUT = Path("-")
+SIDES = "\0--"  # stands for the ``--`` between two sides
 
 _documents: list[TextIO] = []
 """Standard output, while it is for the document of ``--json -`` and all else goes to standard error."""
@@ -96,6 +98,41 @@ def required(command: Sequence[str] | None, what: str, example: str, expected: s
         following = f"{example} -- python train.py" if expected == "a command to run" else example
         raise UsageError(f"There is nothing to {what}.\n  expected: {expected}\n  got:      none\n  next:     trueup {following}")
     return list(command)
+
+
+def two_sides(given: Sequence[str] | None, example: str) -> tuple[list[str], list[str]]:
+    """Split words at the ``--`` between them; raises UsageError if a side is empty, or there is another one."""
+    words = list(given or ())
+    at = words.index(SIDES) if words.count(SIDES) == 1 else -1
+    if at < 1 or at == len(words) - 1:
+        got = " ".join(words).replace(SIDES, "--") or "nothing"
+        raise UsageError(
+            "Two sides are needed.\n  expected: runs of the baseline, --, runs of the candidate\n"
+            f"  got:      {got}\n  next:     {example}"
+        )
+    return words[:at], words[at + 1 :]
+
+
+def share(given: str, option: str) -> float:
+    """Read a share: ``0.5%``, ``0.005``; raises UsageError if it is none above 0 and below 1."""
+    try:
+        value = float(given.strip().removesuffix("%")) / (100 if given.strip().endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise UsageError(
+            f"{option} cannot be read.\n  expected: a share above 0 and below 1, such as 0.5%\n  got:      {given}\n"
+            "  next:     correct it"
+        )
+    return value
+
+
+def span(given: str, option: str) -> tuple[int, int]:
+    """Read ``FIRST:LAST``, both included; raises UsageError if it is none."""
+    first, colon, last = given.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and len(given) < 40):
+        raise UsageError(f"{option} cannot be read.\n  expected: FIRST:LAST\n  got:      {given}\n  next:     correct it")
+    return int(first), int(last)
 
 
 def save_as_json(document: Callable[[], dict[str, Any]], file: Path | None, console: Console) -> None:

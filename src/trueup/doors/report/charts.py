@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -74,6 +74,44 @@ def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
         drawn.nonselection_glyph = drawn.selection_glyph = None
     plot.add_tools(models.TapTool(renderers=points))
     plot.xaxis.ticker.min_interval = 1
+    return _item(plot)
+
+
+MARKS = {"left the band": "dashed", "level changes": "dotted", "spike": "dotdash"}
+MOST_MARKS = 40  # lines of a kind
+
+
+def banded(
+    name: str, steps: Sequence[int], lines: Mapping[str, Sequence[float]], band: tuple[Sequence[float], Sequence[float]],
+    marks: Mapping[str, Sequence[int]], *, logarithmic: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Draw lines over the steps with a shaded band below them and upright marks at some steps; numbers that are not finite are
+    gaps. Returns what ``embed_item`` takes."""
+    from bokeh import models
+
+    span = steps[-1] - steps[0] or 1
+    axes: dict[str, Any] = {"x_axis_label": "step", "y_axis_label": name}
+    axes["x_range"] = models.Range1d(steps[0] - span * 0.01, steps[-1] + span * 0.01)
+    low = min((value for line in lines.values() for value in line if math.isfinite(value)), default=0.0)
+    plot = _figure(name, CHART_HEIGHT, y_axis_type="log" if logarithmic and low > 0 else "linear", **axes)
+    sides = [(step, down, up) for step, down, up in zip(steps, *band, strict=True) if math.isfinite(down) and math.isfinite(up)]
+    if sides:
+        around = [(step, up) for step, _, up in sides] + [(step, down) for step, down, _ in reversed(sides)]
+        shaded = {"x": [step for step, _ in around], "y": [value for _, value in around]}
+        plot.patch("x", "y", source=models.ColumnDataSource(shaded), name="band", fill_alpha=0.16, line_alpha=0)
+    nan = float("nan")
+    held = {side: [value if math.isfinite(value) else nan for value in line] for side, line in lines.items()}
+    source = models.ColumnDataSource({"step": list(steps), **held})
+    for side in lines:
+        dash = "solid" if side == "baseline" or len(lines) == 1 else [6, 4]
+        drawn = plot.line("step", side, source=source, line_width=2, line_dash=dash, legend_label=side, name=side)
+    told = [("step", "@step"), *((side, f"@{side}{{0.00000}}") for side in lines)]
+    plot.add_tools(models.HoverTool(renderers=[drawn], tooltips=told, mode="vline"))
+    for kind, at in marks.items():
+        if at:
+            upright = models.ColumnDataSource({"x": list(at[:MOST_MARKS])})
+            plot.vspan(x="x", source=upright, line_dash=MARKS[kind], line_width=1.5, name=kind, legend_label=kind)
+    plot.xaxis.formatter.use_scientific = False
     return _item(plot)
 
 

@@ -7,7 +7,8 @@
     return (view.model ?? [...view][0].model).document;
   };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const INKS = { baseline: "--baseline", candidate: "--candidate", agrees: "--quiet", incomparable: "--unsure", deviates: "--bad-soft", culprit: "--bad" };
+  const INKS = { baseline: "--baseline", candidate: "--candidate", agrees: "--quiet", incomparable: "--unsure", deviates: "--bad-soft", culprit: "--bad",
+    band: "--quiet", "left the band": "--bad", "level changes": "--unsure", spike: "--bad-soft" };
 
   const paint = (doc) => {
     const ink = colour("--quiet"), line = colour("--line");
@@ -59,6 +60,8 @@
     // What is folded has no width to draw in yet.
     for (const part of document.querySelectorAll("details.further")) part.addEventListener("toggle", () => { if (part.open) histograms(part); });
   };
+
+  for (const name of ["curve", "difference"]) draw(`${name}-model`, document.getElementById(`${name}-chart`));  // of `trueup curves`
 
   const PLACES = 700, FLOOR = 1e-12;
   // Of the points of one kind that fall on one column of the picture the largest error is kept.

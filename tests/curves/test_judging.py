@@ -1,0 +1,153 @@
+"""The verdict over runs: windows, pairs, what is no matter of chance, and what stands beside it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from curves.made import losses, made
+from trueup.analysis.curves import Run, Series, judge, shape
+from trueup.analysis.recipes.recipe import load
+from trueup.foundation.model import TrueupError, UsageError
+
+BASE = [made(seed) for seed in range(5)]
+
+
+def of(values: list[float], name: str = "one", series: str = "loss") -> Run:
+    return Run(name, {series: Series.of(enumerate(values, 1))})
+
+
+def test_healthy_repeats_are_equivalent() -> None:
+    found = judge(BASE, [made(seed, own=9) for seed in range(5)])
+    assert (found.word, found.exit_code, found.pairing) == ("equivalent", 0, "paired by seed")
+    lines = found.sentence.splitlines()
+    assert lines[0].startswith("EQUIVALENT  loss of steps 361 to 400: ")
+    assert lines[0].endswith("; within 0.5 %")
+    assert lines[1].strip() == "5 runs beside 5 runs, paired; a run's mean over these steps is one sample, its steps are none"
+    assert lines[2].strip().startswith("control: the baseline's halves against each other, 10 times: ")
+    assert found.seen.alarms == pytest.approx(1 / 6)
+
+
+def test_two_percent_off_is_different() -> None:
+    found = judge(BASE, [made(seed, off=0.02, own=9) for seed in range(5)])
+    assert (found.word, found.exit_code) == ("different", 1)
+    assert all(one.tested.difference == pytest.approx(0.02, abs=0.004) for one in found.windows)
+    assert [one.name for one in found.rules if not one.passes] == ["several steps", "early loss", "first fifth", "end"]
+    assert found.seen.lag is not None
+    assert found.seen.lag.steps > 100
+
+
+def test_a_fault_that_sets_in_is_placed() -> None:
+    found = judge(BASE, [made(seed, off=0.03, since=200, own=9) for seed in range(5)])
+    assert found.word == "different"
+    beyond = [one.beyond for one in found.seen.partings]
+    assert all(step is not None and 200 < step < 260 for step in beyond)
+    assert any(abs(step - 200) <= 10 for step in found.seen.changes)
+
+
+def test_what_heals_until_the_end_was_different() -> None:
+    base = [made(seed) for seed in range(6)]
+    cand = [of((losses(seed, own=9) * np.where(np.arange(400) < 300, 1.03, 1.0)).tolist(), f"seed{seed}") for seed in range(6)]
+    found = judge(base, cand)
+    assert found.word == "different"
+    assert found.windows[-1].tested.word in ("equivalent", "different inside the margin")
+    assert "at the end (steps 361 to 400) the two are " in found.sentence
+
+
+def test_one_run_a_side_tells_nothing_and_says_what_would() -> None:
+    found = judge([made(1)], [made(1, own=3, off=0.001)])
+    assert (found.word, found.exit_code) == ("could not tell", 2)
+    assert "one run a side has no spread: record at least 3 a side with other seeds, or give --spread" in found.sentence
+    assert judge([made(1)], [made(1, own=3)], spread=0.001).word == "equivalent"
+
+
+def test_few_repeats_say_how_many_are_needed() -> None:
+    found = judge([made(seed, run=0.004) for seed in (1, 2)], [made(seed, run=0.004, own=1) for seed in (3, 4)])
+    assert found.word == "could not tell"
+    tested = found.windows[-1].tested
+    assert tested.needed is not None
+    assert f"{tested.needed} repeats a side would give 0.8" in found.sentence
+    assert f"power {tested.power:.2f}" in found.sentence
+
+
+def test_the_same_numbers_are_equivalent_by_themselves() -> None:
+    found = judge([made(1)], [made(1)])
+    assert found.word == "equivalent"
+    assert "all 400 steps are the same number in both runs" in found.sentence
+
+
+def test_a_run_again_number_for_number_is_no_sample() -> None:
+    found = judge([made(1, "a"), made(1, "b")], [made(2, "c"), made(2, "d")])
+    assert found.word == "could not tell"
+    assert "b is a number for number and counts once: repeats need other seeds" in found.notes
+
+
+def test_nan_is_no_matter_of_chance() -> None:
+    values = losses(1, own=2).tolist()
+    bad = of([*values[:300], *[math.nan] * 100])
+    found = judge([made(1)], [bad])
+    assert found.word == "different"
+    assert "NaN or Inf in 1 of the candidate's 1 run, first at step 301, and in no run of the baseline" in found.sentence
+    assert judge([bad], [made(1)]).word == "could not tell"
+
+
+def test_other_names_lengths_and_steps() -> None:
+    cand = Run("cand", {"lm loss": Series.of(enumerate(losses(1, 300, own=2).tolist(), 1))})
+    found = judge([made(1)], [cand])
+    assert found.names == ("loss", "lm loss")
+    assert any("judged up to step 300" in note for note in found.notes)
+    with pytest.raises(TrueupError, match="expected: one series acc"):
+        judge([made(1)], [cand], "loss=acc")
+    far = Run("far", {"loss": Series.of([(5000, 1.0)])})
+    with pytest.raises(TrueupError, match="no step in common"):
+        judge([made(1)], [far])
+    with pytest.raises(UsageError, match="--paired needs as many runs"):
+        judge(BASE, BASE[:2], paired=True)
+    with pytest.raises(UsageError, match="--window holds no step"):
+        judge(BASE, BASE, window=(900, 950))
+    assert judge(BASE, [made(seed, own=9) for seed in range(5)], window=(100, 200)).windows[-1].last == 200
+
+
+def test_a_negative_curve_is_compared_as_it_is() -> None:
+    base = [of((-losses(seed)).tolist(), f"seed{seed}") for seed in range(5)]
+    cand = [of((-losses(seed, own=9)).tolist(), f"seed{seed}") for seed in range(5)]
+    found = judge(base, cand)
+    assert not found.logarithmic
+    assert found.word == "equivalent"
+
+
+def test_limits_of_the_guides_are_those_of_the_recipe() -> None:
+    steps = {step.name: step for step in load("paddle").steps}
+    limits = {one.name: one.limit for one in judge([made(1)], [made(2)]).rules}
+    assert limits["first step"] == steps["forward"].loss
+    assert limits["several steps"] == steps["several steps"].limit
+    assert limits["end"] == steps["final metric"].limit
+
+
+def test_spikes_and_slopes() -> None:
+    values = np.log(losses(1))
+    values[[200, 201, 300]] += 0.5
+    assert shape.spikes(values) == [200, 300]
+    assert shape.spikes(np.log(losses(2))) == []
+    steps = np.arange(100)
+    assert shape.slope(steps, -0.002 * steps) == pytest.approx(-2.0)
+
+
+def test_a_healthy_run_leaves_the_band_as_rarely_as_is_said() -> None:
+    left = 0
+    for trial in range(40):
+        runs = np.log([losses(100 * trial + k, 200) for k in range(6)])
+        left += shape.leaves(runs[5], shape.band(runs[:5])) is not None
+    assert left / 40 <= 1 / 6 + 3 * math.sqrt(1 / 6 * 5 / 6 / 40)
+
+
+def test_the_later_curve_is_said_by_steps() -> None:
+    steps = np.arange(1, 1001)
+    curve = 2 + 3 * np.exp(-steps / 300)
+    found = shape.lag(steps, [curve], [2 + 3 * np.exp(-steps / 330)])
+    assert found is not None
+    assert found.steps == pytest.approx(91, abs=2)
+    assert found.there == pytest.approx(909, abs=2)
+    assert shape.lag(steps, [curve], [curve[::-1]]) is None
