@@ -28,6 +28,8 @@ def compare(
     output: options.Output = None,
     csv: Annotated[File, typer.Option(metavar="FILE", help="Write a row per tensor as CSV, in ptdbg's columns.")] = None,
     xlsx: Annotated[File, typer.Option(metavar="FILE", help="The same as an Excel workbook, coloured.")] = None,
+    junit: Annotated[File, typer.Option(metavar="FILE", help="Write the verdict and each culprit as JUnit's XML, for CI.")] = None,
+    sarif: Annotated[File, typer.Option(metavar="FILE", help="Write culprits at their lines of code as SARIF, for CI.")] = None,
     level: Annotated[Words, typer.Option(metavar="LEVEL", help=LEVEL)] = None,
     criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
     repeat: Annotated[Files, typer.Option(metavar="BASE2", help=REPEAT)] = None,
@@ -86,6 +88,12 @@ def compare(
         for file, write in ((csv, write_csv), (xlsx, write_xlsx)):
             if file is not None:
                 print_written(write(result, file), console)
+    if junit is not None or sarif is not None:
+        from trueup.doors.report.ci import write_junit, write_sarif
+
+        for file, what, told in ((junit, "junit", write_junit), (sarif, "sarif", write_sarif)):
+            if file is not None:
+                print_written(told(result, file), console, what)
     save_as_json(lambda: document(result), json, console)
     return result.exit_code
 
