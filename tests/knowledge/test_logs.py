@@ -16,7 +16,7 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.knowledge import explain, operators
 from trueup.migration.knowledge.explaining import STOPS, Collected, concluded
-from trueup.migration.knowledge.known import Row, nearest, plain_piece, row_of, rows
+from trueup.migration.knowledge.known import Row, nearest, pieces_in, plain_piece, row_of, rows
 from trueup.migration.knowledge.moments import moment, peers_in, rank_in, rank_of_file
 from trueup.migration.knowledge.streaming import lines, readers
 
@@ -77,6 +77,12 @@ def test_the_plain_piece_of_an_expression(text: str, piece: str) -> None:
     assert plain_piece(text) == piece
 
 
+def test_the_pieces_of_a_line_are_those_that_it_holds() -> None:
+    known = {piece for row in rows() for text in row.says if len(piece := plain_piece(text)) >= 5}
+    for line in (sample for row in rows() for sample in (*row.hit, *row.miss)):
+        assert sorted(pieces_in(line.encode())) == sorted(piece for piece in known if piece in line)
+
+
 def test_every_sample_is_taken_at_the_first_look(tmp_path: Path) -> None:
     log = tmp_path / "all.log"
     samples = [sample for row in rows() for sample in row.hit]
@@ -99,6 +105,29 @@ def test_the_first_error_is_that_of_the_rank_that_stopped_first(tmp_path: Path) 
     assert found.first is not None and found.first.row is not None
     assert (found.first.row.id, found.first.rank, found.first.source, found.exit_code) == ("cuda-memory", 1, "train.py:57", 1)
     assert [(one.row.id, one.rank) for one in found.echoes if one.row] == [("nccl-timeout", 0), ("nccl-timeout", 2)]
+
+
+def test_what_one_log_says_too_often_is_looked_for_in_the_next(tmp_path: Path) -> None:
+    """Once 2,000 lines of a row were seen, lines of it were left out of all logs: the error of the rank that stopped first, too."""
+    padding = "2026-03-01 10:30:00,000 INFO a step\n" * 240_000  # more than 8 MB: the count holds from the next pass on
+    often = MEMORY.replace("10:04", "10:20") + "torch.OutOfMemoryError: CUDA out of memory.\n" * 2_500
+    found = explain(write(tmp_path, rank0=often + padding + often, rank1=MEMORY))
+    assert found.first and (found.first.rank, found.first.line) == (1, 6)
+    assert [(one.rank, one.count) for one in found.others] == [(0, 2_501)]
+
+
+def test_what_a_line_names_is_called_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was an operator whatever it was."""
+    text = "ImportError: libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by libtorch_python.so)\n"
+    assert main(["explain-log", *write(tmp_path, a=text)]) == 1
+    assert "names  version GLIBCXX_3.4.30" in capsys.readouterr().out
+
+
+def test_the_last_time_before_a_line_is_that_of_its_own_log(tmp_path: Path) -> None:
+    a, b = MEMORY, "torch.OutOfMemoryError: CUDA out of memory.\nRuntimeError: no row knows this\n"
+    found = explain(write(tmp_path, a=a + "RuntimeError: unknown in a\n", b=b))
+    assert found.first and found.first.time.endswith("10:04:02,000")
+    assert [(one.text, one.time[11:]) for one in found.unknown] == [("RuntimeError: unknown in a", "10:04:02,000"), ("RuntimeError: no row knows this", "")]
 
 
 def test_ranks_that_only_lost_a_peer_explain_nothing_and_point_at_it(tmp_path: Path) -> None:

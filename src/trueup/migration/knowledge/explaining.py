@@ -19,13 +19,13 @@ from trueup.foundation.redaction import redacted
 from trueup.foundation.words.wording import clean, counted
 from trueup.migration.knowledge import moments
 from trueup.migration.knowledge.known import Row, codes, named_in, nearest, row_of, whole
-from trueup.migration.knowledge.streaming import Line, Reader, lines, readers
+from trueup.migration.knowledge.streaming import BEFORE, Line, Reader, lines, readers
 
 WINDOW = 60.0  # seconds within which the order of lines of two ranks says nothing: outputs are buffered
 MOST = 20_000  # sightings that are kept
 MEMO = 1 << 14  # kinds of lines of which the row is remembered
 ALIKE = 20  # lines of a kind that are asked about
-OFTEN = 2_000  # lines of a row after which, from the next 4 MB on, no more are looked for; their number is then a least one
+OFTEN = 2_000  # lines of a row in a log after which, from the next pass on, no more are looked for; their number is a least one
 SHOWN = 300  # characters of a line in a report
 
 EXCEPTION = (
@@ -219,15 +219,17 @@ class Collected:
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, int, int | None], list[Any]] = {}
-        self.counts: Counter[str] = Counter()  # lines by row; ? of errors that no row knows, ! of other lines
+        self.log = -1
+        self.counts: Counter[str] = Counter()  # lines of this log by row; ? of errors that no row knows, ! of other lines
         self.alike: dict[tuple[bytes, tuple[bytes, ...]], tuple[Row | None, int]] = {}
+        self.clock = _Clock()
         self.claimed = 0
         self.full = False
 
-    def wanted(self) -> tuple[str, str]:
-        """Return what is looked for, and which lines are left out nevertheless: what was seen so often that more of it says no
-        more."""
-        often = frozenset(name for name, count in self.counts.items() if count >= OFTEN)
+    def wanted(self, log: int = -1) -> tuple[str, str]:
+        """Return what is looked for, and which lines are left out nevertheless: what was seen so often in this log that more of it
+        says no more."""
+        often = frozenset(name for name, count in self.counts.items() if count >= OFTEN and log == self.log)
         parts = [whole(), *(text for name, text in (("?", STOPS), ("!", CLAIMED)) if name not in often)]
         return "|".join(parts), whole(often) if often - {"?", "!"} else ""
 
@@ -246,10 +248,14 @@ class Collected:
 
     def take(self, line: Line, of_file: int | None) -> None:
         """Keep what a line says, or count it."""
+        if line.log != self.log:
+            self.log, self.counts = line.log, Counter()
         row = self._row(line.text)
         if row is None and not _STOPS.search(line.text):
             self.counts["!"] += 1
             self.claimed += _CLAIMED.search(line.text) is not None and not PROGRESS.search(line.text)
+            return
+        if row is None and self.counts["?"] >= OFTEN:
             return
         rank = moments.rank_in(line.text)
         name = row.id if row else f"?{line.text.translate(None, _DIGITS)[:80]!r}"
@@ -263,10 +269,31 @@ class Collected:
         if held is not None:
             held[-1] += 1
         elif len(self.found) < MOST:
-            when = moments.moment(line.text) or moments.last_moment(bytes(line.before))
+            when = moments.moment(line.text) or self.clock.before(line)
             self.found[key] = [row, line.number, line.text, when, _source(line), 1]
         else:
             self.full = True
+
+
+class _Clock:
+    """The last time that the lines before a line say. What was looked through for one line is not for those after it."""
+
+    def __init__(self) -> None:
+        self.within = b""
+        self.looked = 0  # up to where in it
+        self.last: moments.Moment | None = None
+        self.at = 0  # the line before which `last` stands
+
+    def before(self, line: Line) -> moments.Moment | None:
+        """Return it for a line; lines come in order."""
+        if self.within is not line.within or self.looked < line.since:
+            self.within, self.looked, self.last = line.within, line.since, None
+        begin = max(self.looked, line.start - BEFORE)
+        found = moments.last_moment(line.within[begin : line.start])
+        if found is not None:
+            self.last, self.at = found, line.start
+        self.looked = line.start
+        return self.last if line.start - self.at <= BEFORE else None
 
 
 def _finished(got: Collected, some: Sequence[Reader]) -> Iterable[Sighting]:
@@ -304,7 +331,7 @@ def _source(line: Line) -> str:
     """Return the innermost line of the user's own in the traceback that a line ends: `train.py:57`."""
     if not _STOPS.search(line.text):
         return ""
-    frames = _FRAME.findall(bytes(line.before[-TRACEBACK:]).rpartition(b"Traceback (most recent call last)")[2])
+    frames = _FRAME.findall(line.before[-TRACEBACK:].rpartition(b"Traceback (most recent call last)")[2])
     own = [
         frame
         for frame in frames

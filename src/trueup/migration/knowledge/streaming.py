@@ -31,12 +31,20 @@ NEWLINE = 10
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that was looked for: the number of its log from 0, its own from 1, its first bytes, and what stands before it."""
+    """A line that was looked for: the number of its log from 0, its own from 1, its first bytes, and where it starts in which
+    bytes; those of its log begin at ``since``."""
 
     log: int
     number: int
     text: bytes
-    before: memoryview
+    within: bytes
+    start: int
+    since: int
+
+    @property
+    def before(self) -> bytes:
+        """Return the last bytes before it."""
+        return self.within[max(self.since, self.start - BEFORE) : self.start]
 
 
 class Reader:
@@ -91,20 +99,24 @@ class Reader:
         return read
 
 
-def lines(some: Sequence[Reader], wanted: Callable[[], tuple[str, str]]) -> Iterator[Line]:
+def lines(some: Sequence[Reader], wanted: Callable[[int], tuple[str, str]]) -> Iterator[Line]:
     """Yield the lines of some logs that an expression takes, in order, but not those that a second one takes (empty: none);
-    both are asked for anew for each 4 MB. Raises TrueupError if a log cannot be read."""
+    both are asked for anew for each 4 MB, by the number of the log that they begin with. Raises TrueupError if a log cannot be
+    read."""
     batch: list[tuple[int, int, bytes]] = []
-    size = 0
+    size, last = 0, -1  # bytes of the batch, the log that the one before ended with
     for log, reader in enumerate(some):
+        if batch and batch[0][0] == last:  # what is left out of a log may be the first of its kind in the next one
+            yield from _taken(batch, *wanted(last))
+            batch, size = [], 0
         for number, piece in reader.pieces():
             batch.append((log, number, piece))
             size += len(piece)
             if size >= CHUNK:
-                yield from _taken(batch, *wanted())
-                batch, size = [], 0
+                yield from _taken(batch, *wanted(batch[0][0]))
+                batch, size, last = [], 0, log
     if batch:
-        yield from _taken(batch, *wanted())
+        yield from _taken(batch, *wanted(batch[0][0]))
 
 
 def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> Iterator[Line]:
@@ -122,13 +134,11 @@ def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> It
     if but and len(taken):
         taken = taken[~pc.match_substring_regex(array.take(pa.array(taken)), f"(?m){but}").to_numpy(zero_copy_only=False)]
     first = np.cumsum([0, *map(len, ends)])
-    view = memoryview(whole)
-    for at in taken:
-        part = int(np.searchsorted(first, at, "right")) - 1
-        log, number, _ = batch[part]
-        start, stop = int(offsets[at]), int(offsets[at + 1])
-        text = bytes(view[start : min(stop, start + LONGEST)]).rstrip(b"\n")
-        yield Line(log, number + int(at - first[part]), text, view[max(int(starts[part]), start - BEFORE) : start])
+    parts = np.searchsorted(first, taken, "right") - 1
+    held = [(log, number, int(start)) for (log, number, _), start in zip(batch, starts, strict=False)]
+    for part, nth, start, stop in np.stack([parts, taken - first[parts], offsets[taken], offsets[taken + 1]], 1).tolist():
+        log, number, since = held[part]
+        yield Line(log, number + nth, whole[start : min(stop, start + LONGEST)].rstrip(b"\n"), whole, start, since)
 
 
 def readers(given: Sequence[str]) -> list[Reader]:
