@@ -430,6 +430,26 @@ def test_what_a_setting_explains_is_no_rounding() -> None:
     assert not is_set_otherwise(dataclasses.replace(update, phase="forward", op="aten::mm"), holding(lr=0.1), holding(lr=0.2))
 
 
+def test_autocast_is_a_setting_of_the_model_that_runs_under_it(tmp_path: Path) -> None:
+    def train(name: str, *, casts: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        with trueup.capture(tmp_path / name, model=net, on_error="stop") as capture:
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                loss = net(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            capture.step()
+        return trueup.open_capture(tmp_path / name).ranks[0]
+
+    said = "autocast of the model (Linear): not set in the baseline, bfloat16 in the candidate"
+    sides = [train(name, casts=casts) for name, casts in (("plain", False), ("cast", True))]
+    assert settings_text(differing(*sides)) == said
+    result = trueup.compare(tmp_path / "plain", tmp_path / "cast")
+    assert f"the candidate computes in bfloat16: 2 of 2 products, float32 in the baseline; {said}" in result.sentence
+    sides[0]["settings"]["form"] = 2  # it was not recorded then
+    assert differing(*sides) == []
+
+
 def test_arguments_of_two_names_are_one() -> None:
     (found,) = differing(side(arguments={"learning_rate": 0.1, "wd": 1}), side(arguments={"optim.lr": 0.2, "weight_decay": 1}))
     assert (found.name, found.baseline, found.candidate) == ("learning_rate", 0.1, 0.2)

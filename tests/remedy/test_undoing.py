@@ -154,7 +154,9 @@ def test_the_command(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_cause_that_no_rule_undoes(base: Path, tmp_path: Path) -> None:
-    lines = undo(base, run(tmp_path / "other", seed=7), ["true"], tmp_path / "healed").sentence.splitlines()
+    other = run(tmp_path / "other", seed=7)
+    lines = undo(base, other, ["true"], tmp_path / "healed").sentence.splitlines()
     assert lines[0].startswith("no rule of a policy reaches it: ")
-    assert lines[1].startswith("set it back in the script, record that, and give the run: trueup heal")
+    said = "set it back in the script, record that as RUN, and have it judged: "
+    assert lines[1] == f"{said}trueup heal {other} --baseline {base} --undone RUN"
     assert not (tmp_path / "healed").exists()

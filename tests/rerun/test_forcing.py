@@ -120,3 +120,18 @@ def test_what_is_drawn_behind_a_function_without_a_tensor(tmp_path: Path) -> Non
     base = run(tmp_path / "base", detail="tensor")
     result = trueup.compare(base, run(tmp_path / "forced", inputs_from=base, force="aten"))
     assert (result.verdict, result.counts["deviates"]) == ("aligned", 0), result.sentence
+
+
+def test_gradients_that_an_optimizer_was_lent_were_not_changed_by_the_candidate(tmp_path: Path) -> None:
+    def run(into: Path, **options: object) -> Path:
+        torch.manual_seed(0)
+        with trueup.capture(into, level=("api", "aten"), on_error="stop", **options):  # type: ignore[arg-type]
+            layer = nn.Linear(3, 2)
+            layer(torch.ones(4, 3)).sum().backward()
+            torch.optim.SGD(layer.parameters(), lr=0.1).step()
+        return into
+
+    base = run(tmp_path / "base", detail="tensor")
+    sentence = trueup.compare(base, run(tmp_path / "forced", inputs_from=base, force="api")).sentence
+    assert sentence.startswith("ALIGNED")
+    assert "as by clipping" not in sentence

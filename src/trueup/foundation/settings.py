@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from trueup.foundation import toml
-from trueup.foundation.frameworks.trees import DTYPE, TIED, TRAINED, path
+from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, TIED, TRAINED, path
 
 Group = Literal["optimizer", "scaler", "module", "data", "seed", "random", "parallel", "argument", "switch", "version", "code"]
 Severity = Literal["changes", "may", "cannot"]
@@ -19,7 +19,10 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 SEVERITIES: tuple[Severity, ...] = ("changes", "may", "cannot")
 
 ALWAYS: tuple[Group, ...] = ("seed", "parallel", "switch", "version", "code")  # groups of which every recorded run says something
-LATER = (("optimizer", "clipping"), ("optimizer", "schedule"), ("data", "samples"), ("seed", "python"), ("seed", "numpy"))
+LATER = (
+    ("module", AUTOCAST), ("optimizer", "clipping"), ("optimizer", "schedule"), ("data", "samples"), ("seed", "python"),
+    ("seed", "numpy"),
+)  # fmt: skip
 GROUP = "group "  # how the place begins of what a group of an optimizer is set to; else it is a parameter
 OF_PARAMETERS = (TRAINED, TIED)  # a parameter is frozen, or another one
 ABSENT = "not set"  # stands for a setting that one of the runs does not have
@@ -71,7 +74,7 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
 
 
 def _later(setting: Setting) -> bool:
-    """Tell whether one side does not say what a setting is there because only a later form of captures records it (form 2)."""
+    """Tell whether one side does not say what a setting is there because only a later form of captures records it."""
     added = setting.group in ("scaler", "parallel") or (setting.group, setting.name) in LATER
     return added and ABSENT in (setting.baseline, setting.candidate)
 

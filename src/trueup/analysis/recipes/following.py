@@ -138,6 +138,11 @@ def make(step: Step, facts: Facts) -> Outcome:
     return CHECKS[step.check](step, facts)
 
 
+def _told(culprit: Finding) -> str:
+    """Say what is wrong: the cause, where one is known, and where it shows."""
+    return f"{culprit.cause}; first in {culprit.sentence}" if culprit.cause else culprit.sentence
+
+
 def _environment(step: Step, facts: Facts) -> Outcome:
     sides = [facts.result.baseline.environment, facts.result.candidate.environment]
     wrong = [
@@ -172,7 +177,7 @@ def _environment(step: Step, facts: Facts) -> Outcome:
 def _inputs(step: Step, facts: Facts) -> Outcome:
     found = [c for c in facts.culprits(step=facts.readings.step) if c.kind in FROM_OUTSIDE]
     if found:
-        return _outcome(step, "DEVIATES", found[0].sentence, [c.sentence for c in found[1:NAMED]], scope=found[0].scope)
+        return _outcome(step, "DEVIATES", _told(found[0]), list(map(_told, found[1:NAMED])), scope=found[0].scope)
     outside = facts.readings.outside
     total = outside.equal + outside.alike + outside.close + outside.apart
     if not total:
@@ -207,14 +212,14 @@ def _modules(step: Step, facts: Facts) -> Outcome:
         said = f"{_many(beyond, asked, phase)} beyond these numbers, the first, {_place(beyond[0])}: {beyond[0].figures}"
         before = facts.culprits("forward", readings.step) + facts.culprits("data", readings.step)
         if before:
-            remark = f"what they are made of differs already: {before[0].sentence}"
+            remark = f"what they are made of differs already: {_told(before[0])}"
             return _outcome(step, "DEVIATES", one_line(said), [remark], scope=before[0].scope)
         doubts = readings.doubts[phase] or readings.doubts["forward"]
         if doubts:
             return _outcome(step, "could not tell", one_line(f"{doubts[0]}; {said}"))
     loss = _losses_apart(step, facts)
     if loss is not None:
-        remarks = [f"it starts at: {found[0].sentence}"] if found else []
+        remarks = [f"it starts at: {_told(found[0])}"] if found else []
         return _outcome(step, "DEVIATES", loss, remarks, scope=found[0].scope if found else None)
     remarks = _within(step, found, entries, asked)
     if beyond:
@@ -226,13 +231,13 @@ def _located(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading]
     """Say which call the comparison blames, with the way to it."""
     first = culprits[0]
     if first.kind in ("input", "overwritten"):  # it is no fault of the call that reads it
-        return _outcome(step, "DEVIATES", f"what {one_line(first.scope or first.op)} got differs already", [first.sentence])
+        return _outcome(step, "DEVIATES", f"what {one_line(first.scope or first.op)} got differs already", [_told(first)])
     trail = way_to(first, tree(reading for reading in entries if reading.rank == first.rank))
     ranks = {reading.rank for reading in entries}
     more = {c.rank for c in culprits if (c.scope, c.op) == (first.scope, first.op)} - {first.rank}
     said = f"{f'rank {first.rank}: ' if len(ranks) > 1 else ''}{trail.said}"
     said += f" (and on {counted(len(more), 'more rank')})" if more else ""
-    return _outcome(step, "DEVIATES", one_line(said), [first.sentence], trail.rungs, first.scope)
+    return _outcome(step, "DEVIATES", one_line(said), [_told(first)], trail.rungs, first.scope)
 
 
 def _within(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading], asked: Sequence[Reading]) -> list[str]:
@@ -241,7 +246,7 @@ def _within(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading],
     why = "inside a module that passes" if inside else "within these numbers, but more than rounding"
     if inside and not culprits:
         return [one_line(f"{why}: {inside[0].scope or inside[0].op}, {inside[0].slot}: {inside[0].figures}")]
-    found = [f"{why}: {c.sentence}" for c in culprits[:1]]
+    found = [f"{why}: {_told(c)}" for c in culprits[:1]]
     if step.check == "backward" and all(reading.level == "module" for reading in asked):
         found.append("gradients of weights were not recorded: level api records them")
     return found
@@ -311,7 +316,7 @@ def _losses_apart(step: Step, facts: Facts) -> str | None:
 def _losses(step: Step, facts: Facts) -> Outcome:
     other = dict(facts.result.candidate.losses)
     pairs = [(at, loss, other[at]) for at, loss in facts.result.baseline.losses if at in other]
-    remarks = [f"within these numbers, but more than rounding: {c.sentence}" for c in facts.culprits()[:1]]
+    remarks = [f"within these numbers, but more than rounding: {_told(c)}" for c in facts.culprits()[:1]]
     if len(pairs) < 2:
         had = "no step has" if not pairs else f"only step {pairs[0][0]} has"
         return _outcome(step, "could not tell", f"{had} a loss on both sides: record several, --steps 0:20", remarks)
@@ -325,7 +330,7 @@ def _losses(step: Step, facts: Facts) -> Outcome:
     worst = max(pairs, key=lambda pair: relative(*pair[1:]))
     said += f"; most in step {worst[0]}, {worst[1]:.6g} and {worst[2]:.6g}"
     first = facts.culprits()[:1]
-    explained = [f"it starts at: {c.sentence}" for c in first] or ["no single call is to blame for certain"]
+    explained = [f"it starts at: {_told(c)}" for c in first] or ["no single call is to blame for certain"]
     return _outcome(step, "DEVIATES", said, explained, scope=first[0].scope if first else None)
 
 

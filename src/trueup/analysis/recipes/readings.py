@@ -14,7 +14,7 @@ from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
 from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
 from trueup.comparison.verdict.limits import apply
 from trueup.foundation.facts.criteria import Limit
-from trueup.foundation.facts.slots import is_input, is_weight
+from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.wording import sci
 
@@ -127,7 +127,7 @@ class Readings:
         """Count the tensors of the outermost modules, and all weights, that no recorded call made."""
         errors = verdicts.errors
         candidate = errors.streams[1]
-        read = here & candidate.names.table(is_input)[errors.names] & (candidate.producer[errors.slots[1]] < 0)
+        read = here & errors.inputs & (candidate.producer[errors.slots[1]] < 0)
         if only_modules(candidate):  # what is computed between modules was made by no recorded call either
             outermost = (candidate.parents == NONE) & (candidate.level == candidate.names.number("module"))
             read &= outermost[errors.calls[1][errors.pair]] | candidate.names.table(is_weight)[errors.names]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trueup.comparison.result.causes import CASTING
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import DETAILS, Finding, Result
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, values_by_step
@@ -156,7 +158,8 @@ def undo(
         before = after
         if not kept[-1].gone or after.verdict == "aligned":
             break
-    return _ended(before, folder / POLICY if runs else None, runs, kept)
+    by_hand = shlex.join(["trueup", "heal", str(second.path), "--baseline", str(first.path), "--undone"])
+    return _ended(before, folder / POLICY if runs else None, runs, kept, f"{BY_HAND}: {by_hand} RUN")
 
 
 def judge(baseline: str | Path, candidate: str | Path, undone: str | Path) -> Undone:
@@ -175,7 +178,7 @@ def by_hand(before: Result, after: Result) -> Kept:
     return kept_word(before, after, [one for one in parts if _key(one) not in now] or parts)
 
 
-def _ended(now: Result, policy: Path | None, runs: Sequence[Path], kept: Sequence[Kept]) -> Undone:
+def _ended(now: Result, policy: Path | None, runs: Sequence[Path], kept: Sequence[Kept], by_hand: str = "") -> Undone:
     lines = [line for one in kept for line in undone_lines(one.undone, one.gone, one.left, one.new, one.lost)]
     verdict: Word = "could not tell" if now.verdict == "inconclusive" else "healed" if now.verdict == "aligned" else "not healed"
     if kept and now.verdict == "aligned":
@@ -186,11 +189,11 @@ def _ended(now: Result, policy: Path | None, runs: Sequence[Path], kept: Sequenc
     elif kept:
         lines.insert(0, f"what was set back did not heal it: {'; '.join(kept[-1].undone)}")
     else:
-        lines = [f"no rule of a policy reaches it: {now.sentence.splitlines()[0].partition('  ')[2]}", BY_HAND]
+        lines = [f"no rule of a policy reaches it: {now.sentence.splitlines()[0].partition('  ')[2]}", by_hand]
     return Undone(verdict, "\n".join(lines), policy, tuple(runs), tuple(kept))
 
 
-BY_HAND = "set it back in the script, record that, and give the run: trueup heal CAPTURE --baseline BASE --undone RUN"
+BY_HAND = "set it back in the script, record that as RUN, and have it judged"
 
 
 def _as_recorded(capture: Capture) -> dict[str, Any]:
@@ -225,7 +228,7 @@ def _undoing(setting: Setting, baseline: Mapping[str, Any]) -> str:
 
 def _of_module(setting: Setting, _: Mapping[str, Any]) -> str:
     same_kind = type(setting.baseline) is type(setting.candidate)
-    if setting.name.endswith(OF_PARAMETERS) or not _plain(setting.baseline) or not same_kind:
+    if setting.name.endswith(OF_PARAMETERS) or setting.name in CASTING or not _plain(setting.baseline) or not same_kind:
         return ""
     return _rule("module", {"scope": exactly(*setting.places)}, setting.name, setting.baseline)
 

@@ -32,7 +32,7 @@ from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.frameworks.trees import TIED
+from trueup.foundation.frameworks.trees import AUTOCAST, TIED
 from trueup.foundation.model import Finding, TensorStats
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, modules_of
 from trueup.foundation.words.reasons import in_words
@@ -52,6 +52,8 @@ NEAR = 0.01
 LOSS = "the loss "
 """How causes begin that say what became of a loss."""
 
+CASTING = ("dtype", AUTOCAST)
+"""Settings that say in which dtype a model computes."""
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
 
 
@@ -71,6 +73,7 @@ class Seen:
     begun: Callable[[Finding], str] = lambda _: ""  # says of a culprit which initial weights and batches differ
     weights: str = ""  # which initial weights differ
     dtypes: Reason | None = None  # dtype in which the candidate computes and the baseline does not
+    casting: str = ""  # which settings make it do so
     passes: str = ""  # that one run goes backward more often in a step
     counts: tuple[int, int] | None = None  # how often each does, in the first step in which they differ
     last: int | None = None  # the last step of both
@@ -80,6 +83,7 @@ class Seen:
     losses: frozenset[str] = frozenset()  # operators that make the loss in one run alone
     times: float = 1.0  # how many times as large the candidate's loss is by these
     unlike: frozenset[str] = frozenset()  # names of the initial weights that differ
+    lacking: str = ""  # which tensor one run alone gives a call of both
 
 
 def with_causes(
@@ -91,7 +95,7 @@ def with_causes(
     found = differing(baseline, candidate, seen.last)
     told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
     own_names = [one for one in found if (one.group, one.severity) == ("module", "may")]  # attributes as their user named them
-    settings = [one for one in found if one.severity == "changes" and one.name != "dtype"] + told  # dtypes: `Seen` has them
+    settings = [one for one in found if one.severity == "changes" and one.name not in CASTING] + told  # dtypes: `Seen` has them
     settings += own_names
     kept: list[Finding] = []
     by_cause: dict[str, int] = {}
@@ -139,7 +143,8 @@ def with_causes(
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
             alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
             around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
-            cause = named.get(finding.op) or around
+            lacking = seen.lacking if f" of {one_line(finding.op)}: " in seen.lacking else ""
+            cause = named.get(finding.op) or around or lacking
         seeds = bool(reaching) and is_seed(reaching[0])  # then what begins otherwise follows from them
         key = settings_text(reaching) if seeds else in_words(drawn) if follows else cause
         same = by_cause.get(key, _follows(kept, finding, own, cause))
@@ -379,7 +384,7 @@ def _dtype(finding: Finding, seen: Seen) -> str:
     coarsest = max([coarsest, *(UNIT_ROUNDOFF[seen.dtypes.facts[n]] for n in (0, -1))])
     drawn = finding.kind == "random" or _only_casts(seen.shown.get(place(finding)))  # in another dtype other numbers are drawn
     near = finding.error_out <= ROUNDINGS * coarsest or (finding.kind == "argument" and _rounded(finding, coarsest))
-    return in_words(seen.dtypes) if drawn or near else ""
+    return "; ".join(filter(None, (in_words(seen.dtypes), seen.casting))) if drawn or near else ""
 
 
 def _only_casts(reason: Reason | None) -> bool:

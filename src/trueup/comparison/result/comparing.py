@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 from trueup.comparison.result.beginnings import Beginnings
-from trueup.comparison.result.causes import Place, Seen, place, with_causes
+from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
@@ -29,7 +29,7 @@ from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
-from trueup.foundation.settings import modules_of
+from trueup.foundation.settings import differing, modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
@@ -69,7 +69,8 @@ class Assembly:
         self.frameworks.add(part.verdicts.errors)
         self.uncompared.add(part)
         self.beginnings.add(part)
-        self.unmade.add(part)
+        if not self.comparison.forced:  # else an optimizer is lent its gradients
+            self.unmade.add(part)
         self.alone.add(part, sites, self.comparison.criterion)
         manifest = self.comparison.captures[1].ranks.get(part.rank, {})
         modules, signatures = modules_of(manifest), manifest.get("signatures")
@@ -140,14 +141,16 @@ class Assembly:
         made = self.alone.loss
         reduced = in_words(made) if made is not None and made.why is Why.REDUCED else ""
         losses = frozenset(map(str, made.facts[1])) if made is not None and made.why is Why.RUNS_ALONE else frozenset()
+        dtypes = self.remarks.dtypes
+        casting = settings_text([one for one in differing(first, second) if one.name in CASTING]) if dtypes is not None else ""
         seen = Seen(
-            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last,
-            self.alone.factors, scaled, reduced, losses, self.alone.times, self.beginnings.unlike,
+            self.shown, self.beginnings.said, self.beginnings.weights, dtypes, casting, passes, counted, last,
+            self.alone.factors, scaled, reduced, losses, self.alone.times, self.beginnings.unlike, self.lacking.found,
         )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
-        shows = joined([passes, seen.dtypes, (self.alone.clipped or self.unmade.found) if none and not tied else None])
+        shows = joined([passes, seen.dtypes, casting, (self.alone.clipped or self.unmade.found) if none and not tied else None])
         settings = settings_text(unshown[:MOST_SETTINGS])
         beside = self._beside(culprits, passes, settings)
         return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures))

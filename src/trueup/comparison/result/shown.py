@@ -46,16 +46,25 @@ class Lacking:
         errors = part.verdicts.errors
         if self.found or errors.all_same:
             return
-        counts = [_tensors(stream)[calls] for stream, calls in zip(part.streams, errors.calls, strict=True)]
+        given = [_tensors(stream) for stream in part.streams]
         stream = part.streams[1]
-        named = stream.of_level("module") | stream.of_level("api")
-        pairs = np.flatnonzero((counts[0] != counts[1]) & (stream.during("forward") & named)[errors.calls[1]])
-        around = set(stream.parents[errors.calls[1][pairs]].tolist())
-        for pair in pairs.tolist():  # the innermost: a function of a module has the name that its user gave
-            calls = [int(side[pair]) for side in errors.calls]
-            if calls[1] not in around and not self.found:
-                rows = [one.row(call) for one, call in zip(part.streams, calls, strict=True)]
+        inside = (stream.parents != NONE) & stream.of_level("api")[stream.parents]  # of which the function is the user's
+        named = stream.during("forward") & ~inside
+        differ = named[errors.calls[1]] & (given[0][errors.calls[0]] != given[1][errors.calls[1]])
+        pairs = list(zip(*(side[differ].tolist() for side in errors.calls), strict=True))
+        pairs += [(a, b) for a, b in _of_one_name(part) if named[b] and given[0][a] != given[1][b]]
+        around = set(stream.parents[[b for _, b in pairs]].tolist())
+        for pair in pairs:  # the innermost: a function of a module has the name that its user gave
+            if pair[1] not in around and not self.found:
+                rows = [one.row(call) for one, call in zip(part.streams, pair, strict=True)]
                 self.found = _lacking(rows, part.streams, modules.get(rows[1].scope, {}).get("inputs"))
+
+
+def _of_one_name(part: Part) -> list[tuple[int, int]]:
+    """Return calls without counterpart that have the same name in both runs: an operator that is given more is not matched."""
+    alone = part.alignment.only_baseline, part.alignment.only_candidate
+    keys = [{stream.row(int(call)).key: int(call) for call in calls} for stream, calls in zip(part.streams, alone, strict=True)]
+    return [(call, keys[1][key]) for key, call in keys[0].items() if key in keys[1]]
 
 
 def _lacking(rows: Sequence[Row], streams: Sequence[Stream], inputs: object) -> str:

@@ -187,7 +187,11 @@ def render_healing(found: Healed | Undone, console: Console) -> None:
         console.print(Text(f"  {found.policy.name}", "bold"))
         console.print(Padding(Text(clean(found.policy.read_text(encoding="utf-8").rstrip()), "cyan"), (0, 0, 0, 4), expand=False))
     if found.verdict == "healed":
-        print_next(console, "keep it in the training", [f'trueup.apply_policy(model, "{found.policy}")'])
+        from trueup.analysis.remedy.undoing import Undone
+
+        keep = "keep it in the training"
+        keep = f"set it so in the script, or {keep}" if isinstance(found, Undone) else keep
+        print_next(console, keep, [f'trueup.apply_policy(model, "{found.policy}")'])
 
 
 BISECTED = {

@@ -11,6 +11,7 @@ from trueup.foundation.frameworks.tables import Layer, layers_by_class, layers_b
 Shape = tuple[int, ...]
 PLAIN = (bool, int, float, str, type(None))  # types of plain attributes
 TIED, TRAINED, DTYPE = ".tied_to", ".requires_grad", ".dtype"  # ends of names of what a module says of a parameter
+AUTOCAST = "autocast"  # to which dtype what a model computes is cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class BaseSession(ABC):
         self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Any, *, facts: Callable[[Any], Any],
         modules: Callable[[Any], Any], optimizers: type | None = None, loaders: tuple[type, ...] = (),
         loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
-        internal: tuple[str, ...],
+        autocast: Callable[[Any], str] = lambda _: "", internal: tuple[str, ...],
         resolve: Callable[[list[Statistics]], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Begin to record nothing yet (see `Settings` and `Recorder`); raises TrueupError where an option means nothing for the
@@ -151,8 +151,9 @@ class BaseSession(ABC):
         self.built = Built(kinds, live_objects.names(), self.recorder.note)
         self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
         self.settings = Settings(
-            facts, modules, self.recorder.note, self.built, loaders, loader, seeds, lambda model: self.scopes.path(model, None)
-        )
+            facts, modules, self.recorder.note, self.built, loaders, loader, seeds,
+            lambda model: self.scopes.path(model, None), autocast,
+        )  # fmt: skip
         self.recorder.settings = self.settings.news
         self.signatures = Signatures(self.adapter.name)
         self.recorder.call_names = self.names

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from trueup.foundation.frameworks.trees import DTYPE, TIED, TRAINED, OptimizerFacts, path
+from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, TIED, TRAINED, OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
@@ -30,7 +30,7 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 MOST_CHANGES = 10_000
 """Changes of an optimizer's settings that are kept; a schedule changes one value a step."""
 MOST_MODULES = 100_000
-FORM = 2
+FORM = 3
 """Raised when more is recorded: what a capture of an earlier form does not say is not compared."""
 MOST_NAMES = 10_000
 """Parameters of an optimizer whose names are kept."""
@@ -46,17 +46,18 @@ class Settings:
     ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``built`` knows
     the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one;
     ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began; ``scope`` names a
-    model as its calls are recorded."""
+    model as its calls are recorded, ``autocast`` says to which dtype what a model computes is cast now."""
 
     def __init__(
         self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
         note: Callable[[str], None], built: Built, loaders: tuple[type, ...] = (),
         loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
-        scope: Callable[[Any], str] = lambda _: "",
+        scope: Callable[[Any], str] = lambda _: "", autocast: Callable[[Any], str] = lambda _: "",
     ) -> None:  # fmt: skip
         self._facts, self._modules, self._note, self._built, self._loaders = facts, modules, note, built, loaders
         self._loader, self._framework_seeds, self._scope = _loader if loader is None else loader, seeds, scope
-        self._models: list[weakref.ref[Any]] = []
+        self._autocast = autocast
+        self._models: list[tuple[weakref.ref[Any], str]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._addresses: dict[int, list[list[int]]] = {}
@@ -93,8 +94,8 @@ class Settings:
 
     def entered(self, model: Any) -> None:
         """A model begins to run outside any other."""
-        if self._held is None and not any(known() is model for known in self._models):
-            self._models.append(weakref.ref(model))
+        if self._held is None and not any(known() is model for known, _ in self._models):
+            self._models.append((weakref.ref(model), self._autocast(model)))
 
     def stepping(self, number: int, optimizer: Any, step: int) -> None:
         """An optimizer begins to step: keep what it is set to, where that is not as it was."""
@@ -139,8 +140,8 @@ class Settings:
 
     def _read(self) -> dict[str, Any]:
         modules: dict[str, Any] = {}
-        models = [model for known in self._models if (model := known()) is not None]
-        for model in models:
+        models = [(model, cast) for known, cast in self._models if (model := known()) is not None]
+        for model, cast in models:
             try:
                 read = self._modules(model)
             except Exception as error:  # noqa: BLE001 - as above
@@ -150,6 +151,8 @@ class Settings:
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
                     modules[path(within, scope)] = _unnamed(_tied_within(held, within))
+            if cast and within in modules:
+                modules[within][AUTOCAST] = cast
         found = self._built.of(object)
         loaders = [one for one in found if isinstance(one, self._loaders)]
         for loss in live_objects.losses(found):

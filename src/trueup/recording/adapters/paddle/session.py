@@ -35,7 +35,7 @@ from trueup.recording.adapters.paddle.collectives import Collectives, Reductions
 from trueup.recording.adapters.paddle.context import Context, Scopes, SessionCore, ThreadState, enclosing, phase_of
 from trueup.recording.adapters.paddle.gradients import Edges, Graph, Passes
 from trueup.recording.adapters.paddle.invocations import Invocations
-from trueup.recording.adapters.paddle.modes import flags, listed
+from trueup.recording.adapters.paddle.modes import amp, flags, listed
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import (
@@ -263,6 +263,7 @@ class Session(SessionCore):
         super().__init__(
             directory, options, root, scopes or Scopes(), facts=models.optimizer_facts, modules=models.settings,
             optimizers=paddle.optimizer.Optimizer, loaders=(paddle.io.DataLoader,), internal=(PADDLE,), seeds=_seeds,
+            autocast=lambda _: "" if (on := amp()) is None else on[1],
         )  # fmt: skip
         if self.settings is not None:
             self.settings.delivered = Delivered(_ITERATORS, in_host_memory, paddle.is_grad_enabled)

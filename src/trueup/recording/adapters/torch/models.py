@@ -45,6 +45,13 @@ def settings(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     )  # fmt: skip
 
 
+def autocast(model: torch.nn.Module) -> str:
+    """Return to which dtypes autocast casts now on the devices of a model; empty where it is off."""
+    kinds = {one.device.type for one in model.parameters()} - {"meta"}
+    dtypes = {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    return ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
+
+
 def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
     """Return the tensors of a model by full name; read only, and of the model's memory where that is on the host."""
     return {path(scope, name): _array(tensor) for scope, module in model.named_modules() for name, tensor in _own(module).items()}

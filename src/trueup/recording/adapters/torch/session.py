@@ -381,7 +381,7 @@ class Session(SessionCore):
         super().__init__(
             directory, options, root, scopes or Scopes(), facts=partial(models.optimizer_facts, waits=False),
             modules=models.settings, optimizers=torch.optim.Optimizer, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,),
-            resolve=resolve, seeds=seeds,
+            resolve=resolve, seeds=seeds, autocast=models.autocast,
         )  # fmt: skip
         self.signatures = Signatures("torch", schemas)
         if self.settings is not None:
