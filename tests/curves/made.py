@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueup.analysis.curves import Run, Series
+from trueup.analysis.curves.run import Run, Series
 
 
 def losses(seed: int, steps: int = 400, *, off: float = 0.0, run: float = 0.001, own: int = 0, since: int = 0) -> np.ndarray:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from curves.made import losses, made
-from trueup.analysis.curves import Run, Series, judge, shape
+from trueup.analysis.curves import shape
+from trueup.analysis.curves.judging import judge
+from trueup.analysis.curves.run import Run, Series
 from trueup.analysis.recipes.recipe import load
 from trueup.foundation.model import TrueupError, UsageError
 
@@ -133,6 +135,7 @@ def test_spikes_and_slopes() -> None:
     assert shape.spikes(np.log(losses(2))) == []
     steps = np.arange(100)
     assert shape.slope(steps, -0.002 * steps) == pytest.approx(-2.0)
+    assert math.isnan(shape.slope(steps[:40], -0.002 * steps[:40]))
 
 
 def test_a_healthy_run_leaves_the_band_as_rarely_as_is_said() -> None:

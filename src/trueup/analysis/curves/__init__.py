@@ -2,10 +2,6 @@
 
 `run` is what a curve is and which one of a run is meant; `statistics` tests one number a run (equivalence, power, repeats needed);
 `shape` looks along the steps (first divergence, spikes, change points, slopes, later by how many steps); `judging` puts a verdict
-together. Files are read in `trueup.exchange.curves`. Used by ``trueup curves`` and by what ``trueup compare`` says of its losses.
+together. Files are read in `trueup.exchange.curves`. Used by ``trueup curves`` and by what ``trueup compare`` says of its losses,
+for which `shape` needs NumPy alone: nothing is imported here.
 """
-
-from trueup.analysis.curves.judging import Verdict, judge
-from trueup.analysis.curves.run import Run, Series
-
-__all__ = ["Run", "Series", "Verdict", "judge"]

@@ -24,6 +24,7 @@ NORMAL = 1.4826  # a normal distribution's standard deviation in units of its MA
 CHUNK = 1 << 14  # windows at a time, for memory
 BLOCKS = 256  # a difference is averaged to so many blocks before change points are looked for
 PENALTY = 3.0  # times log(blocks), of a change point (Killick et al. 2012, with a margin for noise that depends on its neighbours)
+FEWEST = 30  # steps that a slope is told of
 SMALLEST_PART = 8  # blocks between change points
 
 
@@ -149,7 +150,7 @@ def slope(steps: NDArray[np.int64], values: Numbers) -> float:
     """Return the least-squares slope of the last third, a thousand steps."""
     at = 2 * len(values) // 3
     x, y = steps[at:].astype(np.float64), values[at:]
-    if len(x) < 3 or not np.isfinite(y).all():
+    if len(x) < FEWEST or not np.isfinite(y).all():
         return math.nan
     return float(np.polyfit(x - x.mean(), y, 1)[0]) * 1000
 

@@ -174,7 +174,7 @@ def curves(
     steps = None if window is None else options.span(window, "--window")
 
     with loading():
-        from trueup.analysis.curves import judge
+        from trueup.analysis.curves.judging import judge
         from trueup.doors.report.curves import document, render, save
         from trueup.doors.report.terminal import Terminal, print_saved
         from trueup.exchange.curves import read

@@ -141,6 +141,7 @@ def _page_facts(result: Result) -> dict[str, Any]:
     return {
         "steps": result_view.step_lines(result),
         "norm_remarks": result_view.norm_remarks(result),
+        "loss_remark": result_view.loss_remark(result),
         "tree": module_tree(result.matched if step is None else result.matched.filter(pc.equal(result.matched["step"], step))),
         "tree_step": step,
         "differing": [row for row in environment if row[3]],

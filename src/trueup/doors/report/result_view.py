@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from trueup.analysis.curves import shape
 from trueup.foundation.model import Finding, Neighbour, Result, SlotComparison, TensorStats
 from trueup.foundation.words.sentence import changed_arguments
 from trueup.foundation.words.wording import call_name, number, one_line, sci, shorten
@@ -73,6 +76,30 @@ def slot_rows(finding: Finding) -> list[SlotRow]:
 def loss_rows(result: Result) -> list[StepRow]:
     """Join the losses of both runs by step; of several losses in a step the last is taken."""
     return _by_step(result.baseline.losses, result.candidate.losses)
+
+
+CITED = 10  # steps from which on losses are a curve
+
+
+def loss_remark(result: Result) -> str:
+    """Say what the losses of two captures show along the steps, and what would tell more; nothing of a few steps."""
+    before, after = dict(result.baseline.losses), dict(result.candidate.losses)
+    steps = sorted(before.keys() & after.keys())
+    if len(steps) < CITED:
+        return ""
+    b, c = (np.array([side[step] for step in steps], np.float64) for side in (before, after))
+    exact = shape.parts(b, c)
+    if exact is None:
+        return f"all {len(steps)} losses are the same number"
+    said = f"the numbers are the same before step {steps[exact]:,}" if exact else "the numbers differ from the first step on"
+    drawn = (np.log(b), np.log(c)) if (b > 0).all() and (c > 0).all() else (b, c)
+    beyond = shape.leaves(drawn[1], shape.band(drawn[0][None])) if np.isfinite(b).all() else None
+    if beyond is not None:
+        said += f"; from step {steps[beyond]:,} on they are further apart than the baseline's own noise from step to step"
+    last = slice(len(b) - len(b) // CITED, None)
+    apart = StepRow(0, float(b[last].mean()), float(c[last].mean())).difference
+    end = "" if apart is None else f"; the last tenth is {difference_text(apart)} off"
+    return f"{said}{end}. Repeats with other seeds tell whether that is chance: trueup curves BASE... -- CAND..."
 
 
 def norm_rows(result: Result) -> list[StepRow]:
