@@ -81,7 +81,7 @@ def test_capture_of_everything(trueup: Trueup, launched: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--", "python"], "-o DIR, where the capture goes"), (["-o", "runs/a"], "a command to run")],
+    [(["-o", "runs/a"], "a command to run")],
 )
 def test_capture_of_nothing(trueup: Trueup, launched: list[Any], arguments: list[str], expected: str) -> None:
     ran = trueup("capture", *arguments)
@@ -149,10 +149,14 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
     assert trueup("compare", "a", "b").code == 130
 
 
+CAPTURE = "  next:     trueup capture -o runs/cpu --steps 0:3 -- python train.py"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["compare", "a"], ["trueup: Missing argument 'CAND'.", "  next:     trueup compare --help"]),
+        (["compare", "a"], ["trueup: Missing argument 'CAND'.", "  next:     trueup compare runs/cpu runs/npu -o report"]),
+        (["capture", "--", "python"], ["trueup: Missing option '--output' / '-o'.", CAPTURE]),
         (["compare", "a", "b", "--bar"], ["trueup: No such option: --bar", "  next:     trueup compare --help"]),
         (["comapre", "a", "b"], ["trueup: No such command 'comapre'", "  next:     trueup --help"]),
         (["show", "a", "--step", "x"], ["trueup: Invalid value for '--step'", "  next:     trueup show --help"]),

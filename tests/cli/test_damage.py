@@ -93,7 +93,9 @@ def test_show_gives_the_recorded_numbers_and_no_element(trueup: Command, sound: 
 
 
 def test_verify_capture_names_each_tensor(trueup: Command, damaged: Path) -> None:
-    ran = trueup("verify-capture", damaged)
+    ran = trueup("verify-capture", damaged, "--json", damaged.parent / "found.json")
+    found = json.loads((damaged.parent / "found.json").read_text())
+    assert (found["schema"], found["exit_code"], len(found["damaged"]) > 0) == ("trueup-verification", 1, True)
     said = " ".join(ran.out.split())
     assert ran.code == 1
     assert said.startswith("INCOMPLETE ")

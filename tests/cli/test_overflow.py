@@ -37,7 +37,7 @@ def clean(tmp_path: Path) -> Path:
 
 def test_found(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["overflow", str(bad), "--html", str(tmp_path / "page"), "--json", str(tmp_path / "o.json")]) == 1
+    assert main(["overflow", str(bad), "-o", str(tmp_path / "page"), "--json", str(tmp_path / "o.json")]) == 1
     out = capsys.readouterr().out
     said = "crf, forward, step 0, rank 0 (torch.Tensor.add): overflow: of clean inputs up to 60000 (float16) it made 32 +Inf of 32"
     assert out.startswith(f"FOUND  {said} elements in output.0\n")

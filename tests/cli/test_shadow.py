@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def test_a_broken_device_is_found_without_a_baseline(script: Path, tmp_path: Pat
     assert "WRONG  first: lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)" in run.stderr
     assert "your code:" in run.stderr
     assert "train.py:12 in forward" in run.stderr
-    code, said, _ = cli(capsys, "shadow-report", out)
+    code, said, _ = cli(capsys, "shadow-report", out, "--json", out / "found.json")
+    found = json.loads((out / "found.json").read_text())
+    assert (found["schema"], found["exit_code"], found["culprits"][0]["scope"]) == ("trueup-shadow", 1, "lstm")
     assert code == 1
     assert "aten::_thnn_fused_lstm_cell_backward_impl" in said
     assert "largest error" in said

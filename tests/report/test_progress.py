@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trueup.doors.report import progress
-from trueup.foundation.progress import Progress, advance
+from trueup.foundation.progress import Progress, advance, how_to_go_on, leaving, listening
+from trueup.recording.recorder import following
+from verdict.captures import Recording
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.01)
+    monkeypatch.delenv("TRUEUP_QUIET")
     with progress.shown():
         advance("executing", "calls", 1200)
         said = ""
@@ -19,7 +24,8 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
             said = capsys.readouterr().err
     assert said.startswith("trueup: executing: 1,200 calls in ")
     capsys.readouterr()
-    with progress.shown(quiet=True):
+    monkeypatch.setenv("TRUEUP_QUIET", "1")
+    with progress.shown():
         advance("executing", "calls", 1)
         time.sleep(0.05)
     advance("executing", "calls", 2)  # nobody listens
@@ -32,6 +38,7 @@ def test_a_terminal_gets_a_bar_that_goes_when_it_is_done(monkeypatch: pytest.Mon
             return True
 
     monkeypatch.setattr(progress, "SOON", 0.0)
+    monkeypatch.delenv("TRUEUP_QUIET")
     monkeypatch.setattr("sys.stderr", screen := Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with progress.shown():
@@ -48,7 +55,33 @@ def test_a_terminal_gets_a_bar_that_goes_when_it_is_done(monkeypatch: pytest.Mon
         (Progress("comparing", "steps", 0, 40), "comparing: 0 of 40 steps in 10 s"),
         (Progress("comparing", "steps", 10, 40), "comparing: 10 of 40 steps in 10 s, about 30 s left"),
         (Progress("executing", "calls", 12000), "executing: 12,000 calls in 10 s"),
+        (Progress("capturing", "rows", 12000, detail="2 steps"), "capturing: 12,000 rows in 10 s; 2 steps"),
     ],
 )
 def test_what_is_said(one: Progress, said: str) -> None:
     assert progress.sentence(one, 10.0) == said
+
+
+def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Recording()
+    for step in range(3):
+        run.call("aten::neg", [np.ones(4)], [-np.ones(4)], step=step)
+    monkeypatch.setattr(following, "EVERY", 0.01)
+    heard: list[Progress] = []
+    with following.following(tmp_path / "run"):  # nobody listens, nobody looks
+        pass
+    with listening(heard.append), following.following(tmp_path / "run"):
+        run.write(tmp_path / "run")
+        (tmp_path / "run/rank-00000/step-000000/records-0001.parquet").write_text("no Parquet")
+        while not heard or heard[-1].done < 6:
+            time.sleep(0.01)
+    assert (heard[-1].doing, heard[-1].kind, heard[-1].done) == ("capturing", "rows", 6)
+    assert heard[-1].detail.startswith("3 steps, 0.0 MB written")
+
+
+def test_what_is_left_is_said_once() -> None:
+    with pytest.raises(KeyboardInterrupt), leaving("outer"), leaving("inner"):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="no"), leaving("not interrupted"):
+        raise ValueError("no")
+    assert (how_to_go_on(), how_to_go_on()) == (["inner", "outer"], [])

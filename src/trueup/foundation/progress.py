@@ -18,6 +18,7 @@ class Progress:
     kind: str
     done: int
     total: int | None = None
+    detail: str = ""  # what else is to be said of it
 
 
 Listener = Callable[[Progress], None]
@@ -25,10 +26,15 @@ Listener = Callable[[Progress], None]
 _listeners: list[Listener] = []
 
 
-def advance(doing: str, kind: str, done: int, total: int | None = None) -> None:
+def advance(doing: str, kind: str, done: int, total: int | None = None, detail: str = "") -> None:
     """Say that ``done`` of ``total`` are done; from any thread."""
     for listener in _listeners[-1:]:
-        listener(Progress(doing, kind, done, total))
+        listener(Progress(doing, kind, done, total, detail))
+
+
+def is_heard() -> bool:
+    """Tell whether anybody listens."""
+    return bool(_listeners)
 
 
 @contextmanager
@@ -39,3 +45,23 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listeners.pop()
+
+
+_left: list[str] = []
+
+
+@contextmanager
+def leaving(sentence: str) -> Iterator[None]:
+    """Have the user told, if the block is interrupted, what is left of it and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _left.append(sentence)
+        raise
+
+
+def how_to_go_on() -> list[str]:
+    """Return what was left by the blocks that were interrupted, once."""
+    said = list(dict.fromkeys(_left))
+    _left.clear()
+    return said

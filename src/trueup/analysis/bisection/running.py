@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,6 @@ from trueup.recording.recorder.options import CaptureOptions
 
 SKIP = 125  # that the run cannot be judged: the convention of ``git bisect run``
 RUN = "TRUEUP_RUN"
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of what somebody stopped: it says nothing of the run, and the search ends, to go on when it is begun again."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +67,7 @@ class Runner:
         begun = time.monotonic()
         code = self._run(self._setup(chosen, folder), folder)
         seconds = time.monotonic() - begun
-        if code in STOPPED:
-            raise KeyboardInterrupt
+        launch.uninterrupted(code)
         outcome, why = self._judged(code, folder)
         attempt = Attempt(chosen, outcome, seconds, why)
         self._tell(attempt)
@@ -121,9 +117,7 @@ class Runner:
         except OSError as error:
             got = f"{command[0]}: {error.strerror or error}"
             raise TrueupError(f"The check cannot start.\n  got:      {got}\n  next:     correct --check") from None
-        if told in STOPPED:
-            raise KeyboardInterrupt
-        return _outcome(told, output)
+        return _outcome(launch.uninterrupted(told), output)
 
     def _followed(self, capture: Path) -> tuple[Outcome, str]:
         """Tell whether the losses are the baseline's, but for rounding."""

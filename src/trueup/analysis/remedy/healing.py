@@ -124,6 +124,7 @@ class _Tries:
         step = self.first.place.step
         options = {"level": tuple(sorted(self.opened.levels)), "steps": f"{step}:{step + 2}", "stop": True}
         self.code = launch.run({"directory": str(self.runs[-1]), **options, "policy": str(self.policy)}, self.command)
+        launch.uninterrupted(self.code)
         result = None if self.code or not self.runs[-1].exists() else overflow(self.runs[-1])
         self.results[frozenset(rules)] = self.runs[-1], result
         return result

@@ -149,7 +149,8 @@ def undo(
         text += "\n".join(rule for _, rule in rules)
         (folder / POLICY).write_text(text, encoding="utf-8")
         runs.append(folder / f"run-{len(runs) + 1}")
-        code = launch.run(_as_recorded(second) | {"directory": str(runs[-1]), "policy": str(folder / POLICY)}, command)
+        order = _as_recorded(second) | {"directory": str(runs[-1]), "policy": str(folder / POLICY)}
+        code = launch.uninterrupted(launch.run(order, command))
         if code or not runs[-1].exists():
             said = f"the command ended with exit code {code} under the policy"
             return Undone("could not tell", said, folder / POLICY, tuple(runs), tuple(kept))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.analysis.rerun.chain_process import Trying
+from trueup.foundation.progress import advance
 from trueup.recording.execution.cases import Chain, Slot
 from trueup.recording.execution.judging import Outcome
 
@@ -83,6 +84,7 @@ class _Search:
     def __init__(self, chain: Chain, trying: Trying, wanted: Signature, until: float, most: float) -> None:
         self.best, self._trying, self._wanted, self._until, self._most = chain, trying, wanted, until, most
         self._seen: set[Any] = set()
+        self._tried = 0
         self._crashes: set[Any] = set()
 
     @property
@@ -112,6 +114,8 @@ class _Search:
             return False
         if self._wanted.verdict == "crashed" and "chain" not in self._trying.settle(chain):
             return False  # it is not executed where it should be either
+        self._tried += 1
+        advance("shrinking", "variants tried", self._tried)
         answer = self._trying.judge(chain)
         if "crashed" in answer and self._wanted.verdict != "crashed":
             self._crashes.add(form)  # such as a kernel that trusts its shapes; starting a process again takes seconds

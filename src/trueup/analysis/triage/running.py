@@ -147,6 +147,7 @@ class Runner:
             place.absolute(), options, self.command, environment=environment, output=output, timeout=self._timeout,
             switches=orders, **order,
         )  # fmt: skip
+        launch.uninterrupted(code)
         trial = self._read(name, off, place, time.monotonic() - begun, code, output, watched="watch" in order)
         self.trials.append(trial)
         self._tell(trial)

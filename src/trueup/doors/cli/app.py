@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command
 
+from trueup.doors.cli import options
 from trueup.doors.cli.options import SIDES
 from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.version import VERSION
@@ -58,7 +59,7 @@ COMMANDS = {
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
 
-class TwoSides(TyperCommand):
+class TwoSides(options.Command):
     """A command with runs on both sides of ``--``, which click would take out; options may follow. No argument holds a NUL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -73,12 +74,17 @@ class Commands(TyperGroup):
         """Return all names, in order."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, None where there is none; all are loaded then, for one of them is suggested."""
         for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
                 self.commands[name] = _loaded(name)
-        return self.commands.get(cmd_name)
+        found = self.commands.get(cmd_name)
+        if found is not None and ctx is not None and not ctx.resilient_parsing:
+            from trueup.doors.cli.settings import defaults
+
+            ctx.default_map = {cmd_name: defaults(found, cmd_name)}
+        return found
 
 
 def _loaded(name: str) -> Any:
@@ -91,7 +97,8 @@ def _loaded(name: str) -> Any:
         return several
     alone = typer.Typer(add_completion=False)
     settings = {"allow_interspersed_args": False} if name in HANDS_ON else None
-    alone.command(name, cls=TwoSides if name == "curves" else None, context_settings=settings, epilog=example)(its)
+    kind = TwoSides if name == "curves" else options.Command
+    alone.command(name, cls=kind, context_settings=settings, epilog=example)(its)
     return get_command(alone)
 
 
@@ -153,4 +160,5 @@ def _usage(error: Exception) -> str:
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "trueup"
-    return f"{message}\n  next:     {command} --help"
+    example = getattr(getattr(context, "command", None), "epilog", None) if type(error).__name__ == "MissingParameter" else None
+    return f"{message}\n  next:     {(example or '').removeprefix('Example: ') or f'{command} --help'}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Quiet, Share, Word, Words, save_as_json
+from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Share, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
@@ -42,7 +42,6 @@ def compare(
     ] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
     json: Json = None,
-    quiet: Quiet = False,
 ) -> int:
     """Compare two captures and name the first call that made them differ.
 
@@ -68,7 +67,7 @@ def compare(
         from trueup.comparison.result.cosines import Cosines
 
         cosines = Cosines()
-    with shown(quiet=quiet):
+    with shown():
         result = compare_captures(
             baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
             see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
@@ -233,6 +232,7 @@ def map(
     baseline: Base,
     candidate: Annotated[Path, typer.Argument(metavar="CAND", help="Capture of the other run.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the map goes.")] = Path("map.toml"),
+    json: Json = None,
 ) -> int:
     """Propose which layer of one model is which of another, of two frameworks or of one.
 
@@ -241,11 +241,16 @@ def map(
     with loading():
         from trueup.analysis.pairing.models import tree_of_capture
         from trueup.analysis.pairing.proposing import propose, write_map
+        from trueup.doors.report.document import fields
+        from trueup.doors.report.terminal import Terminal
 
     proposal = propose(tree_of_capture(baseline), tree_of_capture(candidate))
     typer.echo(str(proposal))
     typer.echo(f"map: {write_map(proposal, output)}")
-    return 2 if proposal.unsure or proposal.only_baseline or proposal.only_candidate else 0
+    code = 2 if proposal.unsure or proposal.only_baseline or proposal.only_candidate else 0
+    said = {"schema": "trueup-map", "schema_version": 1, "exit_code": code, "map": str(output)}
+    save_as_json(lambda: said | fields(proposal, "pairs only_baseline only_candidate"), json, Terminal())
+    return code
 
 
 def convert_weights(
@@ -254,12 +259,15 @@ def convert_weights(
     mapping: Annotated[Path, typer.Option("--map", metavar="FILE", help="Which layer is which, as `trueup map` writes it.")],
     to: Annotated[str, typer.Option(metavar="FRAMEWORK", help="torch or paddle.")],
     partly: Annotated[bool, typer.Option("--partly", help="Write what can be converted, although something cannot.")] = False,
+    json: Json = None,
 ) -> int:
     """Convert a model's weights: uses layer classes, never guesses from shapes.
 
     Exit code 0: all were converted, 2: some were not, and are named.
     """
     from trueup.analysis.pairing.weights import convert_state, read_state, write_state
+    from trueup.doors.report.document import fields
+    from trueup.doors.report.terminal import Terminal
     from trueup.foundation.frameworks.mapping import load
 
     found = convert_state(read_state(source), load(mapping), to)
@@ -268,4 +276,7 @@ def convert_weights(
         typer.echo(f"weights: {write_state(found.state, target)}")
     else:
         typer.echo("nothing was written: correct the map, or pass --partly", err=True)
-    return 0 if found.is_whole else 2
+    code = 0 if found.is_whole else 2
+    said = {"schema": "trueup-conversion", "schema_version": 1, "exit_code": code, "converted": sorted(found.state)}
+    save_as_json(lambda: said | fields(found, "missing unused unsure"), json, Terminal())
+    return code

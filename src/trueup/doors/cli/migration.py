@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Json, Number, Word, Words, save_as_json
+from trueup.doors.cli.options import Command as Shared
+from trueup.doors.cli.options import File, Html, Json, Number, Word, Words, save_as_json
 from trueup.foundation.model import UsageError
 from trueup.foundation.words.wording import clean
 
@@ -80,7 +81,7 @@ def profile(
     ] = None,
     baseline: Annotated[File, typer.Option(metavar="TRACE", help="Say what became slower since this one.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of a command: steps that are timed.")] = 5,
-    html: Annotated[File, typer.Option(metavar="FILE", help="Save a page: one step as lanes, all classes.")] = None,
+    html: Html = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     json: Json = None,
 ) -> int:
@@ -161,7 +162,7 @@ Part = Annotated[Word, typer.Option(metavar="NAME", help="A part, as inspect nam
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many tensors to list.")]
 
 
-@checkpoint.command()
+@checkpoint.command(cls=Shared)
 def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
     """Say what a checkpoint holds, without running anything in it. Exit code 0: it is whole; 2: it cannot be read."""
     with loading():
@@ -176,7 +177,7 @@ def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
     return 0
 
 
-@checkpoint.command()
+@checkpoint.command(cls=Shared)
 def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json: Json = None) -> int:
     """Compare two checkpoints tensor by tensor, names without wrappers. Exit code 0: all alike; 1: not; 2: cannot be read."""
     with loading():
@@ -191,7 +192,7 @@ def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json:
     return found.exit_code
 
 
-@checkpoint.command()
+@checkpoint.command(cls=Shared)
 def repair(
     checkpoint: One,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new file, .safetensors.")],

@@ -29,7 +29,7 @@ BESIDE = "With --call: beside the call of that name in this capture."
 
 
 def show(
-    path: Annotated[Path, typer.Argument(metavar="CAP", help="The capture.")],
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="The capture.")],
     scope: Annotated[Word, typer.Option(metavar="GLOB", help="Scopes, with all that is inside them.")] = None,
     op: Annotated[Word, typer.Option(metavar="GLOB", help="Operators; aten:: may be left out.")] = None,
     phase: Annotated[Word, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}.")] = None,
@@ -49,13 +49,14 @@ def show(
     nan: Annotated[bool, typer.Option("--nan", help="Tensors with NaN; --nan --inf: with either.")] = False,
     inf: Annotated[bool, typer.Option("--inf", help="Tensors with Inf.")] = False,
     saturated: Annotated[bool, typer.Option("--saturated", help="Tensors with the dtype's largest number.")] = False,
+    json: Json = None,
 ) -> None:
     """Show what a capture holds."""
     phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
 
     with loading():
         from trueup.analysis.selecting import NothingChosen, Selection, chosen_calls, read_conditions
-        from trueup.doors.report.capture_view import render_calls, render_header, render_list, render_tree
+        from trueup.doors.report.capture_view import document, render_calls, render_header, render_list, render_tree
         from trueup.doors.report.tensor_view import render_tensor
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.store import open_capture
@@ -68,6 +69,7 @@ def show(
     conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
     chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
     capture, console = open_capture(path), Terminal()
+    save_as_json(lambda: document(capture, chosen, limit, call if tensor is None else tensor[0]), json, console)
     if tensor is not None:
         render_tensor(capture, chosen, *tensor, console, npy)
         return
@@ -114,7 +116,7 @@ def shell(
 
 
 def check(
-    path: Annotated[Path, typer.Argument(metavar="CAP", help="The capture, of any framework.")],
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="The capture, of any framework.")],
     against: Annotated[
         File, typer.Option(metavar="BASE", help="A second capture: other dtypes, missing and extra operators.")
     ] = None,
@@ -172,7 +174,7 @@ def preflight(
     ] = None,
     require: Annotated[File, typer.Option(metavar="FILE", help="Values that must hold, as TOML (docs/preflight.md).")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to list.")] = 20,
-    html: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as a page under this name.")] = None,
+    html: options.Html = None,
     json: Json = None,
 ) -> int:
     """List which settings of two runs differ, and what that does to the numbers; or look at one run by itself.
@@ -252,7 +254,8 @@ def overflow(
     rank: Annotated[Numbers, typer.Option(metavar="N", help="Only this rank, repeated for several.")] = None,
     replay: Annotated[bool, typer.Option("--replay", help=REPLAY)] = False,
     against: Annotated[File, typer.Option(metavar="BASE", help=AGAINST)] = None,
-    html: Annotated[File, typer.Option(metavar="DIR", help="Save index.html and overflow.json there.")] = None,
+    output: options.Output = None,
+    html: Annotated[File, typer.Option(metavar="DIR", hidden=True)] = None,  # what -o was called
     json: Json = None,
 ) -> int:
     """Find the first call of a run that overflowed, and say whether it matters.
@@ -267,8 +270,8 @@ def overflow(
     result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
     console = Terminal()
     render(result, console)
-    if html is not None:
-        print_saved(save_page(result, html), console)
+    for folder in filter(None, (output, html)):
+        print_saved(save_page(result, folder), console)
     save_as_json(lambda: document(result), json, console)
     return result.exit_code
 
@@ -277,24 +280,24 @@ FORMATS = "msprobe, ptdbg, padiff, hdf5, tfdbg2, tfdbg, tensorflow, arrays"
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the dump, or one file of it.")],
-    output: Annotated[File, typer.Option("--output", "-o", metavar="CAPTURE", help="Where the capture goes.")] = None,
+    source: Annotated[Path, typer.Argument(metavar="DUMP", help="Folder of the dump, or one file of it.")],
+    output: options.Made,
     format: Annotated[Word, typer.Option(metavar="FORMAT", help=f"{FORMATS}; else told by content.")] = None,
+    overwrite: options.Overwrite = False,
 ) -> int:
     """Import a dump of msprobe, ptdbg, PaDiff, torch.utils.dumper or tfdbg, or a folder of arrays."""
-    if output is None:
-        raise UsageError(
-            "There is no place for the capture.\n  expected: -o CAPTURE\n  got:      none\n"
-            "  next:     trueup import dump/ -o runs/imported"
-        )
-
     from rich.markup import escape
 
     with loading():
+        from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal
         from trueup.exchange.readers import import_dump
+        from trueup.foundation.progress import leaving
         from trueup.foundation.words.wording import clean
 
-    imported = import_dump(source, output, format=format)
+    if overwrite:
+        options.cleared(output)
+    with shown(), leaving(f"{output} is not complete: import again with --overwrite"):
+        imported = import_dump(source, output, format=format)
     Terminal(soft_wrap=True).print(escape(clean(str(imported))))
     return 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from trueup.foundation.model import LEVELS, PHASES, UsageError
+from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +30,9 @@ Files = Optional[list[Path]]
 
 Base = Annotated[Path, typer.Argument(metavar="BASE", help="Capture of the trusted run.")]
 Cand = Annotated[Path, typer.Argument(metavar="CAND", help="Capture of the run under suspicion.")]
-Command = Annotated[Words, typer.Argument(metavar="-- COMMAND...", help="What to run.")]
+Following = Annotated[Words, typer.Argument(metavar="-- COMMAND...", help="What to run.")]
 Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Save the report there.")]
+Made = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes.")]
 Step = Annotated[Number, typer.Option("--step", metavar="N", help="One step.")]
 Rank = Annotated[Number, typer.Option("--rank", metavar="N", help="One rank.")]
 Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")]
@@ -60,7 +64,36 @@ def _kept_for_json() -> Iterator[None]:
 Json = Annotated[
     File, typer.Option("--json", metavar="FILE", callback=_to_stdout, help="Save all of it as JSON; -: print it, and no more.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="TRUEUP_QUIET", help="Do not say how far it is.")]
+Html = Annotated[File, typer.Option("--html", metavar="FILE", help="Save all of it as a page under this name.")]
+QUIET = "TRUEUP_QUIET"  # environment variable of the same meaning; `--quiet` sets it for what the command starts, too
+
+
+def _hush(context: typer.Context, wanted: bool) -> bool:
+    if wanted:
+        context.with_resource(_variable(QUIET, "1"))
+    return wanted
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", envvar=QUIET, callback=_hush, expose_value=False, is_eager=True, help="Do not say how far it is."
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a capture that is there.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
 
 
@@ -90,6 +123,20 @@ def some(given: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str
     for word in given:
         one(word, allowed, option)
     return tuple(given)
+
+
+def cleared(directory: Path) -> None:
+    """Make room for a capture (``--overwrite``): one that is there is removed, what is none stays; raises UsageError then."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    if not (directory / "manifest.json").is_file() or not any(directory.glob("rank-*")):
+        raise UsageError(
+            f"Only a capture is overwritten.\n  where:    {directory}\n  expected: a capture, or an empty folder\n"
+            "  got:      another folder\n  next:     name another one with -o"
+        )
+    import shutil
+
+    shutil.rmtree(directory)
 
 
 def required(command: Sequence[str] | None, what: str, example: str, expected: str = "a command to run") -> list[str]:
@@ -147,3 +194,43 @@ def save_as_json(document: Callable[[], dict[str, Any]], file: Path | None, cons
         print(dumps(document()), file=_documents[-1])
     else:
         print_written(save_json(document(), file), console, "json")
+
+
+class Interrupted(TrueupError):
+    """Ctrl-C was pressed."""
+
+    exit_code = 130
+
+
+class Command(TyperCommand):
+    """A command: ``--quiet`` is an option of each, and an argument that is hidden is not in its usage either."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        if self.name != "options":
+            self.params.extend(_shared())
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; what Ctrl-C leaves of it, and how to go on, is the message that it ends with."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from trueup.foundation.progress import how_to_go_on
+
+            raise Interrupted("\n  ".join(["interrupted", *how_to_go_on()])) from None
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line."""
+        shown = [one for one in self.params if not getattr(one, "hidden", False)]
+        return ["[OPTIONS]", *(piece for one in shown for piece in one.get_usage_pieces(ctx))]
+
+
+def _shared() -> list[Any]:
+    """Return the options of all commands."""
+    alone = typer.Typer(add_completion=False)
+
+    @alone.command("options", cls=Command)
+    def of_all(quiet: Quiet = False) -> None:
+        """Take what every command takes."""
+
+    return list(get_command(alone).params)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
+from trueup.doors.cli.options import File, Html, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
 from trueup.foundation.model import UsageError
 
 if TYPE_CHECKING:
@@ -35,22 +35,22 @@ class To(str, Enum):
 
 def port(
     source: Annotated[Words, typer.Argument(metavar="SCRIPT|FOLDER | -- COMMAND...", help="What is ported; or run.")] = None,
-    output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
     rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own (docs/port.md).")] = None,
     also: Annotated[Word, typer.Option(metavar="NAMES", help=ALSO)] = None,
     distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
     model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,
     prove: Annotated[Word, typer.Option(metavar="COMMAND", help=PROVE)] = None,
-    steps: Annotated[int, typer.Option(metavar="K", min=1, help="With --prove: how many.")] = 3,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="With --prove: how many.")] = 3,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there is something to change.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take back what a port wrote into SCRIPT|FOLDER.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into OUT, too.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into DIR, too.")] = False,
     live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
     simulated: Simulated = False,
     patch: Annotated[File, typer.Option(metavar="FILE", help="With --run: save what was done as a patch, for git apply.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
-    html: Annotated[File, typer.Option(metavar="FILE", help="Save it as a page under this name.")] = None,
+    html: Html = None,
     json: Json = None,
 ) -> int:
     """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
@@ -169,7 +169,7 @@ def assess(
     command: Annotated[Words, typer.Argument(metavar="SCRIPT | CAPTURE | -- COMMAND...", help="What to run.")] = None,
     product: Annotated[Product, typer.Option(help="The device's product.")] = Product.a2,
     cann: Annotated[str, typer.Option(metavar="VERSION", help="Of CANN, whose limits are asked.")] = "newest",
-    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
     timeout: Timeout = 600.0,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows of each kind to list.")] = 20,
     json: Json = None,

@@ -17,6 +17,7 @@ from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
 Processes = Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes.", min=1)]
+NOTHING = "nothing was kept: with -o DIR it goes on where it was interrupted"
 Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Save results there; go on where it was killed.")]
 
 
@@ -36,7 +37,6 @@ def replay(
     ] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="After which a call is given up.", min=1)] = 300.0,
     json: options.Json = None,
-    quiet: options.Quiet = False,
 ) -> int:
     """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
 
@@ -52,6 +52,7 @@ def replay(
     from trueup.doors.report.executed import render
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.progress import leaving
     from trueup.foundation.store import open_capture
     from trueup.foundation.words.wording import say
 
@@ -64,7 +65,7 @@ def replay(
     )  # fmt: skip
     if open_capture(base).root.get("detail") != DETAILS[-1]:
         say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
-    with shown(quiet=quiet):
+    with shown(), leaving(f"what was executed is in {output}: the same command goes on there" if output else NOTHING):
         found = run(settings, output, processes=processes, timeout=timeout)
     console = Terminal()
     render(found, console)
@@ -81,7 +82,7 @@ def verify_capture(
     processes: Processes = 1,
     output: Output = None,
     simulated: options.Simulated = False,
-    quiet: options.Quiet = False,
+    json: options.Json = None,
 ) -> int:
     """Execute each call on the device that recorded it; its results must be the recorded bits, its tensors undamaged.
 
@@ -92,31 +93,39 @@ def verify_capture(
     from trueup.doors.report.executed import render_verification
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.progress import leaving
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
-    with shown(quiet=quiet):
+    with shown(), leaving(f"what was executed is in {output}: the same command goes on there" if output else NOTHING):
         found = verify(
             capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output
         )
-    render_verification(found, Terminal())
+    console = Terminal()
+    render_verification(found, console)
+    said = {"schema": "trueup-verification", "schema_version": 1, "exit_code": found.exit_code, "reproduced": found.reproduced}
+    options.save_as_json(lambda: said | {"reasons": found.reasons, "damaged": found.damaged}, json, console)
     return found.exit_code
 
 
 def shadow_report(
-    path: Annotated[Path, typer.Argument(metavar="CAP", help="Capture of a shadow run.")],
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Capture of a shadow run.")],
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many operators to list.")] = 20,
+    json: options.Json = None,
 ) -> int:
     """Say which calls of a shadow run are wrong by themselves, and how large the errors of each operator are.
 
     Exit code 0: nothing wrong, 1: wrong, 2: could not tell.
     """
     with loading():
+        from trueup.doors.report.document import headed
         from trueup.doors.report.executed import render_shadow
         from trueup.doors.report.terminal import Terminal
         from trueup.recording.execution.shadow import open_result
 
-    result = open_result(path)
-    render_shadow(result, limit, Terminal())
+    result, console = open_result(path), Terminal()
+    render_shadow(result, limit, console)
+    facts = "reference culprits suspects counts left unknown steps notes"
+    options.save_as_json(lambda: headed("trueup-shadow", result, facts), json, console)
     return result.exit_code
 
 
@@ -136,6 +145,7 @@ def reproduce(
     step: options.Step = None,
     rank: options.Rank = None,
     level: Annotated[Word, typer.Option(metavar="LEVEL", help="api or aten.")] = None,
+    json: options.Json = None,
 ) -> int:
     """Write a recorded call as a test for pytest that imports its framework and safetensors, and no Trueup.
 
@@ -144,12 +154,15 @@ def reproduce(
     phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
 
     from trueup.analysis.rerun.reproduce import reproduce as write
+    from trueup.doors.report.document import fields
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
 
-    made = write(
-        capture, call, output, device=device, against=against, minimise=minimise, context=context, seconds=seconds,
-        simulated=simulated, imports=imports, check=check, phase=phase, step=step, rank=rank, level=level,
-    )  # fmt: skip
+    with shown():
+        made = write(
+            capture, call, output, device=device, against=against, minimise=minimise, context=context, seconds=seconds,
+            simulated=simulated, imports=imports, check=check, phase=phase, step=step, rank=rank, level=level,
+        )  # fmt: skip
     console = Terminal()
     console.print(made.sentence, markup=False)
     for note in made.notes:
@@ -157,4 +170,6 @@ def reproduce(
     console.print(f"  written: {made.folder} ({made.size:,} bytes of inputs)", markup=False)
     first = "trueup.simdev" if simulated else imports
     console.print(f"  next:    pytest {made.test}{f' --import {first}' if first else ''}", markup=False)
+    facts = {"schema": "trueup-reproducer", "schema_version": 1}
+    options.save_as_json(lambda: facts | fields(made, "exit_code sentence folder test fails checked size notes"), json, console)
     return made.exit_code

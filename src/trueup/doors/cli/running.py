@@ -33,8 +33,8 @@ SHADOW_EXIT = "Exit with 1 where a call is wrong, 2 where nobody can tell; else 
 
 
 def capture(
-    command: shared.Command = None,
-    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes; required.")] = None,
+    output: shared.Made,
+    command: shared.Following = None,
     level: Annotated[Words, typer.Option(metavar="LEVEL", help="module, api or aten, repeated; or all (the default).")] = None,
     detail: Annotated[str, typer.Option(metavar="DETAIL", help=DETAIL)] = "stats",
     steps: Steps = None,
@@ -56,15 +56,15 @@ def capture(
         float, typer.Option(metavar="MB", help="Calls with a larger tensor are left out, and counted.")
     ] = 1024.0,
     shadow_exit: Annotated[bool, typer.Option("--shadow-exit", help=SHADOW_EXIT)] = False,
+    overwrite: shared.Overwrite = False,
 ) -> int:
     """Run a command and record what its training computes.
 
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
-    if output is None or not command:
-        missing = "-o DIR, where the capture goes" if output is None else "a command to run"
-        example = "trueup capture -o runs/cpu -- python train.py"
-        raise UsageError(f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}")
+    command = shared.required(command, "capture", "capture -o runs/cpu")
+    if overwrite:
+        shared.cleared(output)
     options: dict[str, Any] = {
         "directory": str(output),
         "level": shared.levels(level) or LEVELS,
@@ -81,17 +81,21 @@ def capture(
     }
     options |= _forced(inputs_from, force)
 
+    from trueup.doors.report.progress import shown
     from trueup.recording.recorder import launch
 
     if shadow is None:
-        return launch.run(options, command)
+        with shown(lines=True):
+            return launch.run(options, command)
 
     from dataclasses import asdict
 
     from trueup.recording.execution.shadow import ShadowOptions
 
     chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
-    return tell_shadow(output, launch.run(options | {"shadow": asdict(chosen)}, command), decides=shadow_exit)
+    with shown(lines=True):
+        code = launch.run(options | {"shadow": asdict(chosen)}, command)
+    return tell_shadow(output, code, decides=shadow_exit)
 
 
 def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
@@ -130,7 +134,7 @@ BUDGET = "What each rank may write, 500MB or 2GB; later hits are only counted."
 
 
 def watch(
-    command: shared.Command = None,
+    command: shared.Following = None,
     output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help=OUTPUT)] = None,
     stop_after: Annotated[str, typer.Option("--stop-after", metavar="N", help=STOP_AFTER)] = "never",
     frames: Annotated[int, typer.Option(metavar="N", help="Calls saved before the bad one, and after it.")] = FRAMES,
@@ -142,6 +146,7 @@ def watch(
     include: Include = None,
     exclude: Exclude = None,
     compile: Compile = "off",
+    json: shared.Json = None,
 ) -> int:
     """Run a command and watch its training for NaN, Inf and saturation.
 
@@ -156,14 +161,20 @@ def watch(
         shared.levels(level), shared.words(phase) or None, tuple(include or ()) or None, tuple(exclude or ()) or None,
         steps, ranks, compile,
     )  # fmt: skip
-    return launch.run_watched(output, chosen, WatchOptions.of(stop_after, frames, budget), command)
+    options, found = WatchOptions.of(stop_after, frames, budget), list[dict[str, Any]]()
+    code = launch.run_watched(output, chosen, options, command, found.append)
+    if json is not None:
+        from trueup.doors.report.terminal import Terminal
+
+        shared.save_as_json(lambda: found[0], json, Terminal())
+    return code
 
 
 FUSION_RESULT = "Ascend's fusion_result.json: its rules become switches."
 
 
 def triage(
-    command: shared.Command = None,
+    command: shared.Following = None,
     baseline: Annotated[File, typer.Option(metavar="CAPTURE", help="A capture of the training where it is right.")] = None,
     output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="For runs and report; else trueup-triage.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of a run, which then ends.")] = 10,
@@ -207,7 +218,7 @@ CHANGE = "float32, float64, bfloat16, cpu or deterministic: how they run; repeat
 
 
 def bisect(
-    command: shared.Command = None,
+    command: shared.Following = None,
     over: Annotated[str, typer.Option(metavar="WHAT", show_default=False, help=OVER)] = "scopes",
     check: Annotated[Word, typer.Option(metavar="COMMAND", help=CHECK)] = None,
     baseline: Annotated[File, typer.Option(metavar="CAPTURE", help=BASELINE)] = None,
@@ -221,6 +232,7 @@ def bisect(
     suspects: Annotated[File, typer.Option(metavar="REPORT", help="What this comparison names is tried first.")] = None,
     most: Annotated[Number, typer.Option(metavar="N", min=1, help="Of --over steps: the longest training.")] = None,
     timeout: shared.Timeout = 3600.0,
+    json: shared.Json = None,
 ) -> int:
     """Find the smallest set of changes with which a training is right again, by running it again and again.
 
@@ -228,17 +240,21 @@ def bisect(
     """
     from trueup.analysis.bisection import bisect as run
     from trueup.analysis.bisection.changes import in_steps
+    from trueup.doors.report.document import headed
     from trueup.doors.report.executed import attempts_progress, render_bisection
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.progress import leaving
     from trueup.foundation.words.wording import one_line
 
     console = Terminal()
     tell = attempts_progress(console, in_steps if over == "steps" else one_line)
-    found = run(
-        over, command or (), output, check=check, baseline=baseline, capture=capture, good=good, bad=bad,
-        change=shared.words(change), suspects=suspects, most=most, timeout=timeout or None, tell=tell,
-    )  # fmt: skip
+    with leaving(f"its runs are in {output or 'trueup-bisect'}: the same command goes on there"):
+        found = run(
+            over, command or (), output, check=check, baseline=baseline, capture=capture, good=good, bad=bad,
+            change=shared.words(change), suspects=suspects, most=most, timeout=timeout or None, tell=tell,
+        )  # fmt: skip
     render_bisection(found, console)
+    shared.save_as_json(lambda: headed("trueup-bisection", found, "chosen directory runs advice"), json, console)
     return found.exit_code
 
 
@@ -252,39 +268,37 @@ def heal(
     baseline: Annotated[File, typer.Option(metavar="BASE", help="Heal what differs from this run: set causes back.")] = None,
     undone: Annotated[File, typer.Option(metavar="RUN", help="With --baseline: a run with the cause set back by hand.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 6,
+    json: shared.Json = None,
 ) -> int:
     """Find a policy with which a run is right, and verify it by running the training again.
 
     Of an overflow: wider dtypes for the calls of that step. With --baseline: the settings that a comparison names are set back one
     after the other, and what is left has to be what it called independent. Exit code 0: healed; 1: not healed; 2: could not tell.
     """
+    from trueup.analysis.remedy.healing import Healed, verify
+    from trueup.analysis.remedy.healing import heal as run
+    from trueup.analysis.remedy.undoing import Undone, judge, undo
+    from trueup.doors.report.document import headed
     from trueup.doors.report.executed import render_healing
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.progress import leaving
 
     if undone is not None and (baseline is None or command):
         raise typer.BadParameter("a run that was mended by hand goes with --baseline, and without a command", param_hint="--undone")
-    if baseline is not None and undone is not None:
-        from trueup.analysis.remedy.undoing import judge
-
-        by_hand = judge(baseline, path, undone)
-        render_healing(by_hand, Terminal())
-        return by_hand.exit_code
-    command = shared.required(command, "run", "heal runs/npu")
-    if baseline is not None and policy is not None:
-        from trueup.analysis.remedy.healing import verify
-
-        verified = verify(path, baseline, command, policy, output)
-        render_healing(verified, Terminal())
-        return verified.exit_code
-    if baseline is not None:
-        from trueup.analysis.remedy.undoing import undo
-
-        undoing = undo(baseline, path, command, output, rounds=rounds)
-        render_healing(undoing, Terminal())
-        return undoing.exit_code
-
-    from trueup.analysis.remedy.healing import heal as run
-
-    found = run(path, command, output, policy=policy, rounds=rounds)
-    render_healing(found, Terminal())
+    found: Healed | Undone
+    with shown(lines=True), leaving(f"its runs are in {output or f'{path}-healed'}; name another -o to begin again"):
+        if baseline is not None and undone is not None:
+            found = judge(baseline, path, undone)
+        else:
+            command = shared.required(command, "run", "heal runs/npu")
+            if baseline is not None and policy is not None:
+                found = verify(path, baseline, command, policy, output)
+            elif baseline is not None:
+                found = undo(baseline, path, command, output, rounds=rounds)
+            else:
+                found = run(path, command, output, policy=policy, rounds=rounds)
+    console = Terminal()
+    render_healing(found, console)
+    shared.save_as_json(lambda: headed("trueup-healing", found, "policy runs uses"), json, console)
     return found.exit_code

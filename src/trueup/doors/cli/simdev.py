@@ -11,7 +11,8 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from trueup.doors.cli.options import Command, required
+from trueup.doors.cli.options import Command as Shared
+from trueup.doors.cli.options import Following, required
 from trueup.foundation.words.wording import counted
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ simdev = typer.Typer(
 )
 
 
-@simdev.command("run", context_settings={"allow_interspersed_args": False})
+@simdev.command("run", cls=Shared, context_settings={"allow_interspersed_args": False})
 def run_command(
-    command: Command = None,
+    command: Following = None,
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
 ) -> int:
     """Run a command with a device `npu` in PyTorch and in Paddle, where it is built the first time; in TensorFlow `npu_device` and
@@ -41,7 +42,7 @@ def run_command(
     return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
 
 
-@simdev.command("list")
+@simdev.command("list", cls=Shared)
 def list_table() -> None:
     """List the faults and the noise of the simulated accelerator."""
     from trueup.doors.report.terminal import Terminal

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from rich.text import Text
 from rich.tree import Tree
 
-from trueup.analysis.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
+from trueup.analysis.selecting import KEYS, Call, NothingChosen, Selection, chosen_calls, find_call, nothing, scan
+from trueup.doors.report.document import fields
 from trueup.doors.report.terminal import plain_table
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import LEVELS
@@ -38,6 +39,31 @@ NOT_FINITE = ("n_nan", "n_posinf", "n_neginf")
 VALUE_WIDTH = 60
 PROBLEMS_SHOWN = 5
 RULES_SHOWN = 20
+
+
+def document(capture: Capture, chosen: Selection, limit: int, call: str | None = None) -> dict[str, Any]:
+    """Return what a capture is and its chosen calls, the first ``limit``, with all that was recorded of their slots but sketches;
+    of one ``call`` only that."""
+    try:
+        calls, total = ([find_call(capture, chosen, call)], 1) if call else chosen_calls(capture, chosen, limit)
+    except NothingChosen:
+        calls, total = [], 0
+    manifests = list(capture.ranks.values())
+    return {
+        "schema": "trueup-show", "schema_version": 1, "path": str(chosen.path),
+        "framework": _first(manifests, "framework"), "versions": _first(manifests, "versions"),
+        "devices": sorted({str(device) for one in manifests for device in _listed(one.get("devices"))}),
+        "ranks": sorted(capture.ranks), "steps": capture.steps, "levels": sorted(capture.levels), "problems": capture.problems,
+        "calls_in_all": total,
+        "calls": [
+            fields(one, "step rank seq phase level scope op ordinal") | {"slots": [_slot_facts(slot) for slot in one.slots]}
+            for one in calls
+        ],
+    }  # fmt: skip
+
+
+def _slot_facts(slot: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in slot.items() if name not in (*KEYS, "sketch") and value is not None}
 
 
 def render_header(capture: Capture, chosen: Selection, console: Console) -> None:
@@ -201,15 +227,18 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
 
 
-def render_list(calls: Sequence[Call], total: int, console: Console, *, several: bool) -> None:
-    """Print calls with their type and place; ``several``: ranks, so that each is named."""
+MORE = "raise --limit, or choose with --scope, --op, --phase"
+
+
+def render_list(calls: Sequence[Call], total: int, console: Console, *, several: bool, how: str = MORE) -> None:
+    """Print calls with their type and place; ``several``: ranks, so that each is named; ``how`` one sees more."""
     table = plain_table(">seq", "type", "name", "phase", ">step", *([">rank"] if several else []), "level")
     for call in calls:
         place = [str(call.step), *([str(call.rank)] if several else [])]
         table.add_row(str(call.seq), *map(Text, (one_line(call.op), call.name, one_line(call.phase))), *place, one_line(call.level))
     console.print(table)
     if total > len(calls):
-        console.print(Text(f"and {counted(total - len(calls), 'more call')}: raise -l, or choose with -n, -t, -p", "dim"))
+        console.print(Text(f"and {counted(total - len(calls), 'more call')}: {how}", "dim"))
 
 
 def count_types(capture: Capture, chosen: Selection) -> Counter[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
@@ -66,6 +67,8 @@ def json_plain(held: Any) -> Any:
     """Return facts as JSON-ready data: dataclasses by their fields, numbers that JSON lacks by their names."""
     if dataclasses.is_dataclass(held) and not isinstance(held, type):
         return fields(held, " ".join(field.name for field in dataclasses.fields(held)))
+    if isinstance(held, PurePath):
+        return str(held)
     if isinstance(held, dict):
         return {str(key): json_plain(one) for key, one in held.items()}
     if isinstance(held, (list, tuple)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -21,15 +22,16 @@ EVERY = 10.0
 
 
 @contextmanager
-def shown(*, quiet: bool = False) -> Iterator[None]:
-    """Show how far the block is, unless ``quiet``."""
-    if quiet:
+def shown(*, lines: bool = False) -> Iterator[None]:
+    """Show how far the block is, unless ``TRUEUP_QUIET`` is set (or ``--quiet``, which sets it). With ``lines`` there is no bar on
+    a terminal either: it belongs to the command that runs there."""
+    if os.environ.get("TRUEUP_QUIET", "").lower() not in ("", "0", "false", "no"):
         yield
         return
     latest: deque[Progress] = deque(maxlen=1)
     ended = Event()
     console = Console(stderr=True)
-    show = Thread(target=_bar if console.is_terminal else _lines, args=(latest, ended, console), daemon=True)
+    show = Thread(target=_bar if console.is_terminal and not lines else _lines, args=(latest, ended, console), daemon=True)
     show.start()
     try:
         with listening(latest.append):
@@ -59,6 +61,6 @@ def _lines(latest: deque[Progress], ended: Event, _console: Console) -> None:
 def sentence(one: Progress, seconds: float) -> str:
     """Say how far it is after some seconds, and how long the rest takes at that rate."""
     if one.total is None:
-        return f"{one.doing}: {one.done:,} {one.kind} in {seconds:.0f} s"
+        return f"{one.doing}: {one.done:,} {one.kind} in {seconds:.0f} s" + (f"; {one.detail}" if one.detail else "")
     left = f", about {seconds * (one.total - one.done) / one.done:.0f} s left" if one.done else ""
     return f"{one.doing}: {one.done:,} of {one.total:,} {one.kind} in {seconds:.0f} s{left}"

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from trueup.analysis.curves import shape
 from trueup.foundation.model import Finding, Neighbour, Result, SlotComparison, TensorStats
 from trueup.foundation.words.sentence import changed_arguments
 from trueup.foundation.words.wording import call_name, number, one_line, sci, shorten
@@ -87,6 +84,10 @@ def loss_remark(result: Result) -> str:
     steps = sorted(before.keys() & after.keys())
     if len(steps) < CITED:
         return ""
+    import numpy as np  # text needs no numbers, and most of what renders text has none
+
+    from trueup.analysis.curves import shape
+
     b, c = (np.array([side[step] for step in steps], np.float64) for side in (before, after))
     exact = shape.parts(b, c)
     if exact is None:

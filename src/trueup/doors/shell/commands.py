@@ -220,7 +220,8 @@ def ls(
         return 0
     capture = context_session.capture(sides[0])
     calls, total = chosen_calls(capture, Selection(capture.path, **wanted), limit or 30)
-    render_list(calls, total, console, several=len(capture.ranks) > 1)
+    how = "raise -l, or choose with -n, -t, -p"
+    render_list(calls, total, console, several=len(capture.ranks) > 1, how=how)
     return 0
 
 

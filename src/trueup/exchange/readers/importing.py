@@ -25,6 +25,7 @@ from trueup.exchange.readers.arrays import BROKEN, reason
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Frames, Notes, Part, Tree, UnreadableError
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import LEVELS, NUMBERS, PACKED, TrueupError
+from trueup.foundation.progress import advance
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Writer, layout, statistics
 from trueup.foundation.store.segment import numpy_dtype
@@ -143,7 +144,9 @@ class _Import:
     def _part(self, writer: RankWriter, part: Part, first: int) -> int:
         order = part.order() if part.order is not None else ()
         numbering = Numbering(itertools.islice(order, MAX_CALLS), first)
-        for call in part.calls():
+        for done, call in enumerate(part.calls()):
+            if done % 256 == 0:
+                advance("importing", "calls", self.counts.calls + done)
             if numbering.calls >= MAX_CALLS:
                 self.dump.notes.lose(f"a step holds more than {MAX_CALLS:,} calls, and what follows was left out", call.key)
                 break

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE
+from trueup.recording.recorder.following import following
 from trueup.recording.recorder.options import STOPPED, CaptureOptions, WatchOptions, in_ranges, ranges_text, sentence
 from trueup.recording.registry import ADAPTERS, listed
 
@@ -34,6 +35,8 @@ WATCHED = "trueup-watch"
 """Directory of a watch for which none is named."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of what somebody stopped: they say nothing of the run."""
 TIMED_OUT = 124
 """What `execute` returns for a command that did not end in time, as timeout(1) does."""
 GRACE = 10.0
@@ -62,8 +65,11 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     return tell(directory, parsed, execute(directory, parsed, command, **order))
 
 
-def run_watched(output: Path | None, options: CaptureOptions, watch: WatchOptions, command: Sequence[str]) -> int:
-    """Run a command under watch.
+def run_watched(
+    output: Path | None, options: CaptureOptions, watch: WatchOptions, command: Sequence[str],
+    see: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> int:  # fmt: skip
+    """Run a command under watch; ``see`` is given what was found as a document.
 
     Returns:
         3 if the run was stopped after as many hits as were asked for, the command's own exit code if it failed, 2 if nothing was
@@ -74,7 +80,22 @@ def run_watched(output: Path | None, options: CaptureOptions, watch: WatchOption
     """
     directory = (_free() if output is None else output).absolute()
     code = execute(directory, options, command, watch=watch.to_json())
-    return tell_watched(directory, options, code)
+    reports = reports_of(directory)  # before they are cleared away
+    code = tell_watched(directory, options, code)
+    watched = [report["watch"] for report in reports if report.get("watch")]
+    see({
+        "schema": "trueup-watch", "schema_version": 1, "exit_code": code, "directory": str(directory),
+        "steps": max((one["steps"] for one in watched), default=0), "hits": sum(one["hits"] for one in watched),
+        "first": [hit for one in watched for hit in one["first"]],
+    })  # fmt: skip
+    return code
+
+
+def uninterrupted(code: int) -> int:
+    """Return an exit code; raises KeyboardInterrupt where somebody stopped the command, so that it is not run again."""
+    if code in INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
 
 
 def _free() -> Path:
@@ -106,7 +127,8 @@ def execute(
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
         told = _environment(given, directory, options, list(command), order)
-        return run_to_the_end([path, *command[1:]], told, output, timeout, folder)
+        with following(directory):
+            return run_to_the_end([path, *command[1:]], told, output, timeout, folder)
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_started(command[0], f"{path}: {error.strerror or error}")) from None

@@ -1,0 +1,196 @@
+"""One command line: the same option has the same name, form and help in all commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+import trueup as package
+from trueup.doors.cli.app import COMMANDS, app
+from verdict.captures import Recording
+
+Trueup = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/cli.md").read_text("utf-8")
+
+
+class Context:
+    resilient_parsing = True
+
+
+def leaves() -> Iterator[tuple[str, Any]]:
+    root: Any = get_command(app)
+    for name in COMMANDS:
+        command = root.get_command(Context, name)
+        for inner, leaf in (getattr(command, "commands", None) or {"": command}).items():
+            yield f"{name} {inner}".strip(), leaf
+
+
+LEAVES = dict(leaves())
+NO_DOCUMENT = {"capture", "import", "shell", "simdev run", "simdev list"}
+"""Commands whose result is a capture, a prompt or another command's."""
+METAVARS = {
+    "--output": {"DIR", "FILE"}, "--json": {"FILE"}, "--html": {"FILE"}, "--map": {"FILE"}, "--patch": {"FILE"},
+    "--policy": {"FILE"}, "--limit": {"N"}, "--jobs": {"N"}, "--level": {"LEVEL"}, "--phase": {"PHASE"}, "--rank": {"N"},
+    "--step": {"N", "REGEX"}, "--steps": {"STEPS", "N"}, "--timeout": {"SECONDS"}, "--against": {"BASE", "DEVICE"},
+    "--check": {"COMMAND", "FILE"}, "--baseline": {"CAPTURE", "BASE", "TRACE"}, "--device": {"DEVICE"},
+}  # fmt: skip
+"""What an option of several commands takes; another word is another thing."""
+ONE_HELP = {"--json", "--html", "--quiet", "--overwrite", "--simulated", "--help"}
+
+
+def options(command: Any) -> Iterator[tuple[str, Any]]:
+    for option in command.params:
+        long = [word for word in option.opts if word.startswith("--")]
+        if long and not getattr(option, "hidden", False):
+            yield long[0], option
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_command_keeps_the_rules(name: str) -> None:
+    command = LEAVES[name]
+    held = dict(options(command))
+    assert "--quiet" in held
+    assert ("--json" in held) == (name not in NO_DOCUMENT)
+    for long, option in held.items():
+        assert option.help, f"{long} says nothing"
+        assert option.help.endswith((".", ").")), f"{long}: {option.help}"
+        flag = option.is_flag or option.metavar is None
+        assert flag or option.metavar in METAVARS.get(long, {option.metavar}), f"{long} takes {option.metavar}"
+    assert all(one.help for one in command.params if not getattr(one, "hidden", False)), "an argument says nothing"
+    assert (command.help or "").strip()
+
+
+def test_an_option_is_one_thing_in_all_commands() -> None:
+    short, said, used = defaultdict(set), defaultdict(set), defaultdict(int)
+    for command in LEAVES.values():
+        for long, option in options(command):
+            short[long].add(tuple(sorted(word for word in option.opts if not word.startswith("--"))))
+            said[long].add(option.help)
+            used[long] += 1
+    assert {long: forms for long, forms in short.items() if len(forms) > 1} == {}
+    assert {long: texts for long, texts in said.items() if long in ONE_HELP and len(texts) > 1} == {}
+    names = [name for forms in short.values() for form in forms for name in form]
+    assert sorted(names) == sorted(set(names)), "a letter stands for two options"
+    unruled = {long for long, count in used.items() if count > 2} - set(METAVARS) - ONE_HELP
+    assert unruled == set(), "rule what they take"
+
+
+@pytest.mark.parametrize(("line", "most"), [("--help", 0.3), ("checkpoint repair --help", 0.5), ("capture --help", 0.5)])
+def test_help_is_there_at_once(line: str, most: float) -> None:
+    """Seconds of the processor: the clock's are the machine's."""
+    taken = []
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "trueup", *line.split()], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(taken) < most * 1.5  # a core that two processes share is slower
+
+
+def test_usage_has_no_word_that_is_refused(trueup: Trueup) -> None:
+    usage = trueup("compare", "--help").out.split("Compare two")[0]
+    assert "BASE" in usage
+    assert "BASE3" not in usage
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, factor in (("cpu", 1), ("npu", 2)):
+        run = Recording()
+        run.call("aten::neg", [np.ones(4, np.float32)], [-factor * np.ones(4, np.float32)], scope="a")
+        run.call("aten::abs", [np.ones(4, np.float32)], [np.ones(4, np.float32)], scope="b")
+        run.write(tmp_path / "runs" / name)
+    return tmp_path
+
+
+def test_settings_of_a_project(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = PAGE.split("```toml\n")[1].split("```")[0]
+    (runs / "pyproject.toml").write_text(example)
+    (runs / "deep/er").mkdir(parents=True)
+    monkeypatch.chdir(runs / "deep/er")
+    found = json.loads(trueup("show", "../../runs/cpu", "--json", "-").out)
+    assert (found["calls_in_all"], [one["scope"] for one in found["calls"]]) == (2, ["a"])
+    assert len(json.loads(trueup("show", "../../runs/cpu", "--limit", "9", "--json", "-").out)["calls"]) == 2
+    (runs / "deep/pyproject.toml").write_text("[tool.other]\n")  # the nearest is the project's
+    assert len(json.loads(trueup("show", "../../runs/cpu", "--json", "-").out)["calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "got"),
+    [
+        ("[tool.trueup.show]\nlimits = 1", "options of the command: against, call,", "'limits'"),
+        ("[tool.trueup.show]\nlimit = [1]", "a text or a number", "[1]"),
+        ("[tool.trueup.show]\ntree = 'yes'", "true or false", "'yes'"),
+        ("[tool.trueup.show]\nscope = {a = 1}", "a text or a number", "{'a': 1}"),
+        ("[tool.trueup.comapre]\nlevel = 1", "a table for each command", "'comapre'"),
+        ("[tool.trueup]\nshow = 3", "a table", "int"),
+        ("[tool.trueup\n", "a table", "what cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_used(runs: Path, trueup: Trueup, text: str, expected: str, got: str) -> None:
+    (runs / "pyproject.toml").write_text(text)
+    ran = trueup("show", "runs/cpu")
+    assert (ran.code, ran.out) == (64, "")
+    lines = ran.err.splitlines()
+    assert lines[0] == "trueup: Settings of the project cannot be used."
+    assert lines[1].endswith(f"in {runs / 'pyproject.toml'}")
+    assert lines[2].startswith(f"  expected: {expected}")
+    assert lines[3].startswith(f"  got:      {got}")
+
+
+def test_a_value_of_the_settings_is_checked_as_on_a_command_line(runs: Path, trueup: Trueup) -> None:
+    (runs / "pyproject.toml").write_text("[tool.trueup.show]\nlimit = 0")
+    ran = trueup("show", "runs/cpu")
+    assert (ran.code, "--limit" in ran.err) == (64, True)
+
+
+def test_every_variable_is_on_the_page() -> None:
+    sources = [path.read_text("utf-8") for path in Path(package.__file__).parent.rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"[\"'](TRUEUP_[A-Z_]+)[\"']", text)}
+    assert named <= set(re.findall(r"`(TRUEUP_[A-Z_]+)`", PAGE))
+    assert "TRUEUP_QUIET" in named
+
+
+def test_only_a_capture_is_overwritten(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr("trueup.recording.recorder.launch.run", lambda options, command: made.append(options["directory"]) or 0)
+    (runs / "mine").mkdir()
+    (runs / "mine/thesis.tex").touch()
+    ran = trueup("capture", "-o", "mine", "--overwrite", "--", "python")
+    assert (ran.code, made) == (64, [])
+    assert ran.err.splitlines()[:2] == ["trueup: Only a capture is overwritten.", "  where:    mine"]
+    assert (runs / "mine/thesis.tex").exists()
+    assert trueup("capture", "-o", "runs/cpu", "--overwrite", "--", "python").code == 0
+    assert (made, (runs / "runs/cpu").exists()) == (["runs/cpu"], False)
+
+
+def test_documents_of_commands_that_had_none(runs: Path, trueup: Trueup) -> None:
+    shown = json.loads(trueup("show", "runs/npu", "--call", "a/aten::neg#0", "--json", "-").out)
+    assert [one["op"] for one in shown["calls"]] == ["aten::neg"]
+    assert {slot["slot"]: slot["l2"] for slot in shown["calls"][0]["slots"]} == {"input.0": 2.0, "output.0": 4.0}
+    none = json.loads(trueup("show", "runs/npu", "--nan", "--json", "-").out)
+    assert (none["calls_in_all"], none["calls"]) == (0, [])
+
+
+def test_an_interrupt_says_how_to_go_on(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueup.analysis.rerun.replay.run", interrupt)
+    ran = trueup("replay", "runs/cpu", "--device", "cpu", "-o", "kept")
+    assert ran.code == 130
+    assert ran.err.splitlines()[-2:] == ["trueup: interrupted", "  what was executed is in kept: the same command goes on there"]
+    assert "nothing was kept: with -o DIR" in trueup("replay", "runs/cpu", "--device", "cpu").err
