@@ -83,6 +83,25 @@ def test_the_page_s_example_and_a_node_that_is_wrong(
     assert capsys.readouterr().err.count("next:") == 3
 
 
+def test_a_model_in_bfloat16_is_judged_as_it_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime has few kernels of it, and said so with exit code 2."""
+    made = BLOCKS[0][1].replace("return Net(), (torch.randn(2, 8),)", "return Net().bfloat16(), (torch.randn(2, 8).bfloat16(),)")
+    (tmp_path / "net.py").write_text(made, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = export("net.py:make", Path("net.onnx"), capture=Path("nodes"))
+    assert (found.exit_code, found.judged, len(found.runs)) == (0, 5, 3), found.sentence
+    assert "computes each node in float32 and rounds what it makes" in found.chosen
+    assert max(run.error for run in found.runs) < 1e-2
+    assert main(["compare", "nodes/framework", "nodes/onnxruntime"]) == 0
+    model = onnx.load("net.onnx")
+    assert {one.data_type for one in model.graph.initializer} >= {onnx.TensorProto.BFLOAT16}  # the file stays what it is
+    norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
+    next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
+    onnx.save(model, "bad.onnx")
+    found = export("net.py:make", Path("bad.onnx"), check=True)
+    assert (found.exit_code, found.first and found.first.op) == (1, "LayerNormalization")
+
+
 def test_the_error_of_an_output() -> None:
     one = np.array([3.0, 4.0], np.float32)
     assert error(one, one) == 0
@@ -139,8 +158,8 @@ def test_a_half_model_may_be_as_far_as_its_own_rounding() -> None:
             raise TypeError("a dtype is written down")
         return [exact]
 
-    model = SimpleNamespace(outputs=lambda inputs: [here], exact=in_float64)
-    session = SimpleNamespace(run=lambda names, feeds: [exact * (1 - 4e-4)], get_inputs=lambda: [SimpleNamespace(name="x")])
+    model = SimpleNamespace(outputs=lambda inputs: [here], exact=in_float64, arrays=lambda inputs: [one.numpy() for one in inputs])
+    session: Any = SimpleNamespace(run=lambda feeds: [exact * (1 - 4e-4)], inputs=["x"])
     run = exporting._compared(model, session, [torch.ones(2, 4)])
     assert exporting.OUTPUT < run.error < run.limit == pytest.approx(1.2e-3, rel=0.01)
     assert exporting._compared(model, session, [torch.ones(2)]).limit == exporting.OUTPUT

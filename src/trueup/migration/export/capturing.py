@@ -18,6 +18,7 @@ from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import PACKED, TrueupError
 from trueup.foundation.store import Writer, claim, layout, statistics
 from trueup.foundation.version import VERSION
+from trueup.migration.export.widening import NARROW
 
 Values = dict[str, np.ndarray[Any, Any]]
 COLUMNS = (
@@ -82,7 +83,7 @@ def _columns(rows: Sequence[tuple[dict[str, Any], str]], values: Values, writer:
     measured: list[int] = []
     for at, (row, name) in enumerate(rows):
         array = values.get(name)
-        if array is None or array.dtype.kind not in "biufc":
+        if array is None or (array.dtype.kind not in "biufc" and array.dtype != NARROW):
             continue
         array = np.ascontiguousarray(array)
         key = hexadecimal(digest(array))

@@ -19,6 +19,7 @@ from trueup.foundation.words.wording import clean, counted, first_line, sci
 from trueup.migration.export.capturing import Call, Values, write
 from trueup.migration.export.nodes import Node, differing, line
 from trueup.migration.export.nodes import kept as _property
+from trueup.migration.export.widening import NARROW, ROUNDED, widened
 
 OUTPUT = 1e-4
 """Relative L2 error of an output up to which it is the same: the porting guide's criterion for whole networks, a mean absolute
@@ -140,7 +141,8 @@ def export(
     dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
     batches = [1, made.batch + 1] if dynamic and made.batch else [made.batch] if made.batch else []
     variants = made.variants(batches)
-    session = _session(runtime, proto.SerializeToString())
+    session = Session(onnx, runtime, proto)
+    chosen += f"; {ROUNDED}" if session.narrow else ""
     runs = tuple(_compared(made, session, one) for one in variants)
     differ, judged, unjudged = _judged(onnx, runtime, proto, made, variants, dynamic=dynamic, capture=capture, fresh=check)
     atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
@@ -150,7 +152,7 @@ def export(
 
 def _compared(made: Any, session: Any, inputs: Sequence[Any]) -> Run:
     right = made.outputs(inputs)
-    apart, limit = _apart(right, _run(session, inputs)), OUTPUT
+    apart, limit = _apart(right, _run(session, made.arrays(inputs))), OUTPUT
     if apart > limit:
         try:
             limit = max(limit, OWN * _apart(made.exact(inputs), right))
@@ -170,19 +172,19 @@ def _judged(
     texts = {name: _property(node, "fx_node") for node in proto.graph.node for name in node.output if name}
     names = {name: one for name, one in graph.named(texts, [one.name for one in proto.graph.output]).items() if name in texts}
     executed = graph.run(variants[0], names)
-    found = _found(onnx, runtime, proto, variants[0], texts if capture else executed.values)
+    found = _found(onnx, runtime, proto, made.arrays(variants[0]), texts if capture else executed.values)
     if capture is not None:
-        given = {one.name: tensor.numpy() for one, tensor in zip(proto.graph.input, variants[0], strict=False)}
+        given = dict(zip((one.name for one in proto.graph.input), made.arrays(variants[0]), strict=False))
         held = {one.name: onnx.numpy_helper.to_array(one) for one in proto.graph.initializer}
         write(capture / "framework", "cpu", _calls(proto, executed.values, nodes=False), given | executed.values)
         write(capture / "onnxruntime", "onnxruntime", _calls(proto, executed.values, nodes=True), held | given | found)
     names = {name: names[name] for name, one in executed.values.items() if found[name].dtype == one.dtype}
-    runs = [(inputs, graph.run(inputs, names)) for inputs in variants]
+    runs = [(made.arrays(inputs), graph.run(inputs, names)) for inputs in variants]
     if not names:
         return [], 0, "its nodes cannot be judged, because none of its values is one of the model's"
 
     def run(model: Any, feeds: Any) -> list[np.ndarray[Any, Any]]:
-        return _run(_session(runtime, model.SerializeToString()), feeds)
+        return _run(Session(onnx, runtime, model), feeds)
 
     return differing(onnx, proto, run, runs, fresh=made.proto(dynamic=dynamic) if fresh else None), len(names), ""
 
@@ -224,23 +226,33 @@ def _written(made: Any, output: Path, opset: int | None) -> str:
     return f"{said}; all axes are fixed, because a free batch failed: {why}"
 
 
-def _session(runtime: Any, model: bytes) -> Any:
-    options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL  # nodes stay as they are named
-    options.log_severity_level = 3
-    try:
-        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
-        expected = "a model that it can run on the CPU, where it has few kernels of bfloat16: export in float32 or float16"
-        raise _refused("onnxruntime", expected, first_line(error)) from None
+class Session:
+    """One model in onnxruntime, its nodes as they are named; values in bfloat16 go in and come out as such."""
+
+    def __init__(self, onnx: Any, runtime: Any, proto: Any) -> None:
+        options = runtime.SessionOptions()
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        try:
+            model, self.narrow = widened(onnx, proto)
+            self._session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+            raise _refused("onnxruntime", "a model that it can run on the CPU", first_line(error)) from None
+        self.inputs = [one.name for one in self._session.get_inputs()]
+        self.outputs = [one.name for one in self._session.get_outputs()]
+
+    def run(self, inputs: Values) -> list[np.ndarray[Any, Any]]:
+        """Return the outputs; raises what onnxruntime raises."""
+        given = {name: one.astype(np.float32) if one.dtype == NARROW else one for name, one in inputs.items()}
+        made = self._session.run(None, given)
+        return [one.astype(NARROW) if name in self.narrow else one for name, one in zip(self.outputs, made, strict=True)]
 
 
-def _run(session: Any, inputs: Sequence[Any] | Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
+def _run(session: Session, inputs: Sequence[np.ndarray[Any, Any]] | Values) -> list[np.ndarray[Any, Any]]:
     try:
         if not isinstance(inputs, Mapping):
-            names = [one.name for one in session.get_inputs()]
-            inputs = {name: one.numpy() for name, one in zip(names, inputs, strict=True)}
-        return list(session.run(None, inputs))
+            inputs = dict(zip(session.inputs, inputs, strict=True))
+        return session.run(inputs)
     except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
         raise _refused("onnxruntime", "inputs that the file takes", first_line(error)) from None
 
@@ -275,7 +287,7 @@ def _found(onnx: Any, runtime: Any, proto: Any, inputs: Sequence[Any], names: It
     more.CopyFrom(proto)
     del more.graph.output[:]
     more.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
-    return dict(zip(names, _run(_session(runtime, more.SerializeToString()), inputs), strict=True))
+    return dict(zip(names, _run(Session(onnx, runtime, more), inputs), strict=True))
 
 
 def _calls(proto: Any, right: Values, *, nodes: bool) -> list[Call]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trueup.migration.export.capturing import Values
+from trueup.migration.export.widening import NARROW
 
 MADE = "/made of the framework's values"
 LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -17,6 +18,7 @@ APART = 1e-6
 """Relative difference from which two settings are not the same: the export writes float32, whose rounding is 6e-8."""
 
 Run = Callable[[Any, Mapping[str, Any]], list[np.ndarray[Any, Any]]]
+Inputs = Sequence[np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Node:
     settings: tuple[str, ...]
 
 
-def differing(onnx: Any, proto: Any, run: Run, executed: Sequence[tuple[Sequence[Any], Any]], *, fresh: Any) -> list[Node]:
+def differing(onnx: Any, proto: Any, run: Run, executed: Sequence[tuple[Inputs, Any]], *, fresh: Any) -> list[Node]:
     """Return the nodes that differ, in the file's order.
 
     Args:
@@ -48,7 +50,7 @@ def differing(onnx: Any, proto: Any, run: Run, executed: Sequence[tuple[Sequence
     cut = _cut(onnx, proto, {name: executed[0][1].values[name] for name in names})
     worst: dict[str, Any] = {}
     for inputs, one in executed:
-        given = {info.name: tensor.numpy() for info, tensor in zip(proto.graph.input, inputs, strict=False)}
+        given = dict(zip((info.name for info in proto.graph.input), inputs, strict=False))
         for name, made in zip(names, run(cut, given | {name: one.values[name] for name in names}), strict=True):
             found = one.judge(name, made)
             if found is None or found.verdict in ("wrong", "suspicious"):
@@ -89,7 +91,10 @@ def settings(onnx: Any, proto: Any, fresh: Any) -> dict[str, tuple[str, ...]]:
     attributes, and constants that it reads."""
     held, new = ({one.name: one for one in model.graph.initializer} for model in (proto, fresh))
     nodes = {node.output[0]: node for node in fresh.graph.node if node.output}
-    array = onnx.numpy_helper.to_array
+
+    def array(one: Any) -> Any:
+        held = onnx.numpy_helper.to_array(one)
+        return held.astype(np.float32) if held.dtype == NARROW else held
 
     def of(node: Any, other: Any) -> Iterator[str]:
         before = {one.name: onnx.helper.get_attribute_value(one) for one in other.attribute}

@@ -226,12 +226,12 @@ class Collected:
         self.claimed = 0
         self.full = False
 
-    def wanted(self, log: int = -1) -> tuple[str, str]:
+    def wanted(self, log: int = -1) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return what is looked for, and which lines are left out nevertheless: what was seen so often in this log that more of it
         says no more."""
         often = frozenset(name for name, count in self.counts.items() if count >= OFTEN and log == self.log)
-        parts = [whole(), *(text for name, text in (("?", STOPS), ("!", CLAIMED)) if name not in often)]
-        return "|".join(parts), whole(often) if often - {"?", "!"} else ""
+        more = tuple(text for name, text in (("?", STOPS), ("!", CLAIMED)) if name not in often)
+        return (*whole(), *more), whole(often)
 
     def _row(self, text: bytes) -> Row | None:
         """Return the row of a line. Of lines that differ in numbers alone, and not in those that rows name, some are asked about;

@@ -108,7 +108,7 @@ def operators(logs: Sequence[str], step: str | None = None) -> Operators:
     held: dict[tuple[str, str], list[int]] = {}
     steps, now, last_mark, left_out = 0, 0, b"", 0
     current: list[int] | None = None
-    for line in lines(some, lambda _log: (f"aclopCompile|Match op inputs|To compile op|{step or STEP}", "")):
+    for line in lines(some, lambda _log: ((f"aclopCompile|Match op inputs|To compile op|{step or STEP}",), ())):
         asked = ASKED.search(line.text)
         if asked is not None:
             name = asked[1].decode(), _parameters(asked[2] or b"")

@@ -70,12 +70,19 @@ def by_id() -> dict[str, Row]:
 
 
 @functools.lru_cache(maxsize=8)
-def whole(only: frozenset[str] | None = None) -> str:
-    """Return one expression for a first look: it takes each line that any row takes (or one of ``only`` these), by a piece of text
-    that the row's lines hold. Plain text is what RE2 goes through at the speed of memory."""
+def whole(only: frozenset[str] | None = None) -> tuple[str, ...]:
+    """Return expressions for a first look: one of them takes each line that any row takes (or one of ``only`` these), by a piece of
+    text that the row's lines hold. Plain text is what RE2 goes through at the speed of memory, if its automaton's states find room
+    in its cache: of one expression of all rows they do not, and it takes a hundred times as long."""
     some = [one for one in _patterns() if only is None or one.row.id in only]
     pieces = (re.escape(one.literal).replace("\\ ", " ") if one.literal else _unnamed(one.text) for one in some)
-    return "|".join(dict.fromkeys(pieces))
+    parts: list[str] = []
+    for piece in dict.fromkeys(pieces):
+        if parts and len(parts[-1]) + len(piece) < LONGEST:
+            parts[-1] += f"|{piece}"
+        else:
+            parts.append(piece)
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class _Pattern:
     compiled: re.Pattern[bytes]
 
 
+LONGEST = 4_500  # characters of an expression
 SHORTEST = 5  # characters from which on a piece of plain text is looked for
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -99,10 +99,9 @@ class Reader:
         return read
 
 
-def lines(some: Sequence[Reader], wanted: Callable[[int], tuple[str, str]]) -> Iterator[Line]:
-    """Yield the lines of some logs that an expression takes, in order, but not those that a second one takes (empty: none);
-    both are asked for anew for each 4 MB, by the number of the log that they begin with. Raises TrueupError if a log cannot be
-    read."""
+def lines(some: Sequence[Reader], wanted: Callable[[int], tuple[Sequence[str], Sequence[str]]]) -> Iterator[Line]:
+    """Yield the lines of some logs that one of some expressions takes, in order, but not those that one of others takes; they are
+    asked for anew for each 4 MB, by the number of the log that it begins with. Raises TrueupError if a log cannot be read."""
     batch: list[tuple[int, int, bytes]] = []
     size, last = 0, -1  # bytes of the batch, the log that the one before ended with
     for log, reader in enumerate(some):
@@ -119,7 +118,7 @@ def lines(some: Sequence[Reader], wanted: Callable[[int], tuple[str, str]]) -> I
         yield from _taken(batch, *wanted(batch[0][0]))
 
 
-def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> Iterator[Line]:
+def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: Sequence[str], but: Sequence[str]) -> Iterator[Line]:
     """Look through several pieces at once: an expression is compiled for each pass."""
     ends = []
     for _, _, piece in batch:
@@ -130,15 +129,23 @@ def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> It
     offsets = np.concatenate([np.zeros(1, np.int64), *shifted]).astype(np.int32)
     whole = b"".join(piece for _, _, piece in batch)
     array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(whole)])
-    taken = np.flatnonzero(pc.match_substring_regex(array, f"(?m){wanted}").to_numpy(zero_copy_only=False))
+    taken = np.flatnonzero(_matched(array, wanted))
     if but and len(taken):
-        taken = taken[~pc.match_substring_regex(array.take(pa.array(taken)), f"(?m){but}").to_numpy(zero_copy_only=False)]
+        taken = taken[~_matched(array.take(pa.array(taken)), but)]
     first = np.cumsum([0, *map(len, ends)])
     parts = np.searchsorted(first, taken, "right") - 1
     held = [(log, number, int(start)) for (log, number, _), start in zip(batch, starts, strict=False)]
     for part, nth, start, stop in np.stack([parts, taken - first[parts], offsets[taken], offsets[taken + 1]], 1).tolist():
         log, number, since = held[part]
         yield Line(log, number + nth, whole[start : min(stop, start + LONGEST)].rstrip(b"\n"), whole, start, since)
+
+
+def _matched(array: pa.Array, expressions: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Tell of each line whether one of some expressions takes it."""
+    found = np.zeros(len(array), bool)
+    for one in expressions:
+        found |= pc.match_substring_regex(array, f"(?m){one}").to_numpy(zero_copy_only=False)
+    return found
 
 
 def readers(given: Sequence[str]) -> list[Reader]:

@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.functions import Operator
+from trueup.recording.adapters.torch.recorded_call import to_numpy
 from trueup.recording.adapters.torch.reference import NoReference, Reference
 from trueup.recording.adapters.torch.shadowing import operand
 from trueup.recording.execution.local_error import Distance, LocalError, Operation, judge, rounding
@@ -74,7 +75,7 @@ class GraphRun:
         self._graph, self._kept, self._names = graph, kept, names
         self._order = {name: at for at, name in enumerate(graph.nodes)}
         self._reference = Reference(torch.device("cpu"), torch.float64)
-        self.values: Values = {name: kept[node].detach().numpy() for name, node in names.items()}
+        self.values: Values = {name: to_numpy(kept[node]) for name, node in names.items()}
 
     def line(self, name: str) -> str:
         """Return the stack of a value's node, innermost last, as torch.onnx keeps it."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trueup.recording.adapters.torch.exported_graph import Graph
+from trueup.recording.adapters.torch.recorded_call import to_numpy
 
 
 class Model:
@@ -48,6 +49,11 @@ class Model:
             return torch.randint(int(one.min()), int(one.max()) + 1, shape, generator=generator).to(one.dtype)
 
         return [self.inputs, *(tuple(other(one, size) for one in self.inputs) for size in batches)]
+
+    @staticmethod
+    def arrays(inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+        """Return inputs as arrays of the same dtypes."""
+        return [to_numpy(one) for one in inputs]
 
     def export(self, file: Path, opset: int | None, *, dynamic: bool) -> None:
         """Write the model as ONNX; raises what torch.onnx raises."""
@@ -86,4 +92,4 @@ class Model:
 def _outputs(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(model(*inputs))
-    return [one.numpy() for one in leaves if isinstance(one, torch.Tensor)]
+    return [to_numpy(one) for one in leaves if isinstance(one, torch.Tensor)]
