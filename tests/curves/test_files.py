@@ -102,6 +102,9 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
     file.write_bytes(record(1, 2.5) + record(2, 0.0) + record(3, 2.0)[:-6])
     assert pairs(file.parent, "train/loss") == [(1, 2.5), (2, 0.0)]
     assert "damaged or cut off" in read(file)[0].notes[0]
+    file.write_bytes(b"no record at all")
+    with pytest.raises(TrueupError, match="got:      none; a file is damaged or cut off"):
+        read(file)
 
 
 def test_the_seed_is_read_from_the_name(tmp_path: Path) -> None:

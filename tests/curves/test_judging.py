@@ -77,7 +77,7 @@ def test_few_repeats_say_how_many_are_needed() -> None:
 def test_the_same_numbers_are_equivalent_by_themselves() -> None:
     found = judge([made(1)], [made(1)])
     assert found.word == "equivalent"
-    assert "all 400 steps are the same number in both runs" in found.sentence
+    assert "the same number at each step in both runs (400 steps)" in found.sentence
 
 
 def test_a_run_again_number_for_number_is_no_sample() -> None:

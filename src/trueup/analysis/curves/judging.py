@@ -121,6 +121,7 @@ class Verdict:
         return {"aligned": 0, "deviates": 1, "inconclusive": 2}[self.verdict]
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # curves may hold NaN and Inf, which are said
 def judge(
     baseline: Sequence[Run], candidate: Sequence[Run], series: str | None = None, *, margin: float = MARGIN,
     paired: bool | None = None, better: Better | None = None, window: tuple[int, int] | None = None, spread: float | None = None,
@@ -294,8 +295,8 @@ def _whole(b: Numbers, c: Numbers, steps: NDArray[np.int64], pair: bool) -> tupl
     """Return a verdict that is no matter of chance, if there is one."""
     finite = np.isfinite(b).all()
     if finite and (pair or len(b) == len(c) == 1) and shape.parts(b.ravel(), c.ravel()) is None:
-        where = "each pair" if len(b) > 1 else "both runs"
-        return "equivalent", [f"all {counted(len(steps), 'step')} are the same number in {where}"]
+        where = "of each pair" if len(b) > 1 else "in both runs"
+        return "equivalent", [f"the same number at each step {where} ({counted(len(steps), 'step')})"]
     bad = [~np.isfinite(side) for side in (b, c)]
     if bad[1].any() and not bad[0].any():
         place = int(np.flatnonzero(bad[1].any(axis=0))[0])

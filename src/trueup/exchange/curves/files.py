@@ -103,7 +103,8 @@ def _run(source: Path, found: Mapping[str, Iterable[tuple[int, float]]], remarks
     held = {key: one for key, one in series.items() if len(one.steps)}
     if not held:
         raise TrueupError(
-            f"There is no curve.\n  where:    {source}\n  expected: numbers by step\n  got:      none\n"
+            f"There is no curve.\n  where:    {source}\n  expected: numbers by step\n"
+            f"  got:      {'; '.join(['none', *remarks[:3]])}\n"
             "  next:     check what wrote it"
         )
     return Run(name or str(source), held, tuple(remarks))
