@@ -137,8 +137,9 @@ bench-startup: $(VENV)/.dev  ## Measure what it costs to begin a capture
 wheels: $(VENV)/.torch  ## Build the wheels of trueup and of trueup-compat into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./compat-packages
 
-docs: $(VENV)/.dev  ## Check the links and file references of every page
-	$(BIN)/python -m pytest tests/test_repository.py -k pages
+docs: $(VENV)/.docs  ## Build the pages as a site, site/index.html, links checked, and check the commands on them
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest tests/test_repository.py tests/test_documentation.py -k 'page or link or reference or command'
 
 clean:  ## Delete the environment, caches and what the demo left
 	rm -rf $(VENV) $(MSPROBE) build dist runs/cpu runs/npu report src/*.egg-info compat-packages/build compat-packages/src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
@@ -167,6 +168,10 @@ $(VENV)/.large: constraints.txt | $(VENV)/.made
 $(VENV)/.dev: $(VENV)/.runtime $(VENV)/.large compat-packages/pyproject.toml
 	$(PIP) -c constraints.txt 'trueup[dev]' -e ./compat-packages
 	-$(COMPILE) -j 0 $(VENV)/lib
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -c constraints.txt 'trueup[docs]'
 	touch $@
 
 # msprobe, the tool that `make bench` measures beside, has an environment of its own: its dependencies are none of ours.

@@ -162,7 +162,8 @@ def test_the_command_prints_what_was_made(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_command_needs_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", str(tmp_path)]) == 64
-    assert "expected: -o CAPTURE" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["trueup: Missing option '--output' / '-o'.", "  next:     trueup import dump_npu/ -o runs/dumped"]
 
 
 def test_names_of_a_dump_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

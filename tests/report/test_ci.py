@@ -48,11 +48,12 @@ def test_sarif_stands_at_the_users_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     source = f"{tmp_path}/models/my net.py:57 in forward"
     here = culprit(source=source, stack=(), confidence="could be rounding", cause="eps differs")
-    far = culprit(kind="random", source="/far/net.py:1 in f", stack=())
+    far = culprit(kind="random", scope="", source="/far/net.py:1 in f", stack=())
     log = sarif(result(culprits=(here, culprit(source=None, stack=()), far)))
     (run,) = log["runs"]
     assert [one["level"] for one in run["results"]] == ["warning", "error", "error"]
     assert run["results"][0]["message"]["text"] == "torch.lstm in neck.lstm, backward, step 0, rank 0: eps differs"
+    assert run["results"][2]["message"]["text"].startswith("torch.lstm, backward, step 0, rank 0: ")
     places = [one["locations"][0].get("physicalLocation") for one in run["results"]]
     assert places == [
         {"artifactLocation": {"uri": "models/my%20net.py"}, "region": {"startLine": 57}},

@@ -101,7 +101,8 @@ def _result(finding: Finding) -> dict[str, Any]:
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": one_line(finding.name), "kind": "function"}]}
     if place := _place(finding):
         location["physicalLocation"] = {"artifactLocation": {"uri": _uri(place[0])}, "region": {"startLine": place[1]}}
-    text = f"{finding.op} in {finding.name}: {finding.cause or finding.sentence}"
+    where = f"{finding.op} in {finding.name}" if finding.scope else finding.name
+    text = f"{where}: {finding.cause or finding.sentence}"
     level = "error" if finding.confidence == "high" else "warning"
     return {"ruleId": finding.kind, "level": level, "message": {"text": clean(text)}, "locations": [location]}
 
