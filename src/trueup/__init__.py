@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trueup.analysis.rerun.reproduce import reproduce as reproduce
     from trueup.doors.aligning import align as align
     from trueup.doors.comparing import compare as compare
+    from trueup.doors.comparing import curves as curves
     from trueup.doors.training import apply_policy as apply_policy
     from trueup.doors.training import capture as capture
     from trueup.doors.training import lockstep as lockstep
@@ -67,6 +68,7 @@ _HOMES = {
     "check": "trueup.analysis.audit",
     "compare": "trueup.doors.comparing",
     "convert_weights": "trueup.analysis.pairing.models",
+    "curves": "trueup.doors.comparing",
     "import_dump": "trueup.exchange.readers",
     "lockstep": "trueup.doors.training",
     "map_models": "trueup.analysis.pairing.models",
@@ -84,8 +86,8 @@ _HOMES = {
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "align", "apply_policy", "bisect", "capture", "check", "compare", "convert_weights", "import_dump", "lockstep", "map_models",
-    "open_capture", "overflow", "port", "preflight", "replay", "reproduce", "seed_all", "shadow", "step", "watch",
+    "align", "apply_policy", "bisect", "capture", "check", "compare", "convert_weights", "curves", "import_dump", "lockstep",
+    "map_models", "open_capture", "overflow", "port", "preflight", "replay", "reproduce", "seed_all", "shadow", "step", "watch",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trueup
 from curves.made import losses
 from report import browser
 from trueup.doors.cli import main
@@ -51,6 +52,11 @@ def test_healthy_and_different(capsys: Said) -> None:
     page = Path("out/index.html").read_text()
     assert "DIFFERENT" in page
     assert page.count('type="application/json"') == 2
+
+
+def test_from_python() -> None:
+    base, cand = sides(0.02)
+    assert trueup.curves(base, cand, "loss", margin=0.05).word == "different inside the margin"
 
 
 def test_one_run_cannot_tell_but_with_a_known_spread(capsys: Said) -> None:

@@ -1,9 +1,11 @@
-"""`trueup.compare`: a comparison of two captures, with what the candidate's tensors or its shadow say of single calls."""
+"""`trueup.compare`: a comparison of two captures, with what the candidate's tensors or its shadow say of single calls; and
+`trueup.curves`: a verdict over whole trainings by one of their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trueup.comparison.result import comparing
 from trueup.comparison.verdict.judged import OwnErrors, Part
@@ -11,8 +13,38 @@ from trueup.foundation.facts.why import Reason
 from trueup.foundation.model import DETAILS, Result
 from trueup.foundation.store import Capture, open_capture
 
+if TYPE_CHECKING:
+    from trueup.analysis.curves.judging import Verdict
+
 SECONDS = 60.0
 """That computing calls again may take: what a person waits for who has a culprit already. A small model's takes one."""
+
+
+def curves(
+    baseline: Sequence[str | Path], candidate: Sequence[str | Path], series: str | None = None, *, pattern: Sequence[str] = (),
+    **options: Any,
+) -> Verdict:  # fmt: skip
+    """Judge whole trainings by one of their numbers, with an error bar.
+
+        >>> found = trueup.curves(["base-seed1.csv", "base-seed2.csv"], ["cand-seed1.csv", "cand-seed2.csv"])  # doctest: +SKIP
+        >>> found.word, found.exit_code                                                                       # doctest: +SKIP
+        ('could not tell', 2)
+
+    Args:
+        baseline: the trusted runs, repeats of one training: captures, logs, tables, folders of trackers (docs/curves.md).
+        candidate: the runs under suspicion.
+        series: which number; else the loss.
+        pattern: regular expressions with named groups that read a log's lines.
+        options: ``margin``, ``paired``, ``better``, ``window``, ``spread``, as of `trueup.analysis.curves.judging.judge`.
+
+    Raises:
+        TrueupError: a run cannot be read or lacks the series, or no step is in all runs.
+    """
+    from trueup.analysis.curves.judging import judge
+    from trueup.exchange.curves import read
+
+    first, second = ([run for one in side for run in read(Path(one), pattern)] for side in (baseline, candidate))
+    return judge(first, second, series, **options)
 
 
 def compare(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -169,17 +169,16 @@ def curves(
     """
     first, second = options.two_sides(runs, "trueup curves base-*.csv -- cand-*.csv")
     allowed, known = options.share(margin, "--margin"), None if spread is None else options.share(spread, "--spread")
-    side: Any = options.one(better, ("lower", "higher"), "--better")
+    side = options.one(better, ("lower", "higher"), "--better")
     steps = None if window is None else options.span(window, "--window")
 
     with loading():
-        from trueup.analysis.curves.judging import judge
+        from trueup.doors.comparing import curves as judge
         from trueup.doors.report.curves import document, render, save
         from trueup.doors.report.terminal import Terminal, print_saved
-        from trueup.exchange.curves import read
 
-    held = [[run for one in names for run in read(Path(one), pattern or ())] for names in (first, second)]
-    found = judge(held[0], held[1], series, margin=allowed, paired=paired, better=side, window=steps, spread=known)
+    options_of = {"margin": allowed, "paired": paired, "better": side, "window": steps, "spread": known}
+    found = judge(first, second, series, pattern=pattern or (), **options_of)
     console = Terminal()
     render(found, console)
     if output is not None:
