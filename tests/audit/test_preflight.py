@@ -644,20 +644,22 @@ def test_a_parameter_of_one_run_alone_explains_what_is_drawn_where_it_is_built()
     assert unshown == []
 
 
-def test_samples_that_ranks_share(tmp_path: Path) -> None:
+def test_samples_that_ranks_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TensorDataset(torch.arange(40.0).reshape(10, 4), torch.arange(10))
     found = {}
     for rank in range(2):
         share = torch.utils.data.DistributedSampler(data, num_replicas=4, rank=rank * 2, shuffle=False)
         weight = nn.Parameter(torch.ones(4))
         optimizer = torch.optim.SGD([weight], lr=0.1)
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
         with trueup.capture(tmp_path / f"{rank}", detail="digest"):
             with torch.no_grad():  # an evaluation before the first step gives all ranks the same
                 assert len(list(DataLoader(data, batch_size=5))) == 2
             for numbers, _ in DataLoader(data, batch_size=3, sampler=share):
                 (numbers @ weight).sum().backward()
                 optimizer.step()
-        found[rank] = dict(trueup.open_capture(tmp_path / f"{rank}").ranks[0])
+        found[rank] = dict(trueup.open_capture(tmp_path / f"{rank}").ranks[rank])
     assert "samples" not in {one.name for one in differing(found[0], found[1])}
     ranks = cast(Capture, SimpleNamespace(ranks=found))
     said = [text for text in worth_a_look(ranks, FirstStep()) if "share" in text]  # 10 samples for 4 ranks: 0 and 1 come twice

@@ -1,8 +1,8 @@
 """Which samples a rank is given in the first step: a digest of each, so that ranks which share some can be told.
 
 A loader hands out batches; what lies along the first axis of their tensors in host memory are samples. Only batches that are
-handed out while gradients are recorded count: those of an evaluation are the same on all ranks. The same sample that is augmented
-at random has another digest. A batch of 256 pictures of 224 x 224 in float32, 154 MB, took 18 ms on one core.
+handed out to one of several ranks while gradients are recorded count: those of an evaluation are the same on all ranks. The same
+sample that is augmented at random has another digest. A batch of 256 pictures of 224 x 224 in float32, 154 MB, took 18 ms on one core.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST_BYTES = 1 << 28
 
 class Delivered:
     """Watches the iterators of a framework's loaders, which ``kinds`` names, until the first step is over. ``rows`` views a tensor
-    in host memory as an array, None for anything else; ``trains`` tells whether gradients are recorded now."""
+    in host memory as an array, None for anything else; ``shares`` tells whether this rank is one of several and records gradients now."""
 
-    def __init__(self, kinds: Iterable[type], rows: Callable[[Any], NDArray[Any] | None], trains: Callable[[], bool]) -> None:
-        self._rows, self._trains = rows, trains
+    def __init__(self, kinds: Iterable[type], rows: Callable[[Any], NDArray[Any] | None], shares: Callable[[], bool]) -> None:
+        self._rows, self._shares = rows, shares
         self._around = [Around(kind, "__next__", self._next) for kind in kinds]
         self._digests: list[str] = []
         self._failed = False
@@ -42,7 +42,7 @@ class Delivered:
 
     def _next(self, original: Callable[..., Any], *args: Any) -> Any:
         batch = original(*args)
-        if self._around and not self._failed and self._trains():
+        if self._around and not self._failed and self._shares():
             try:
                 self._digests += self._samples(batch)
             except Exception:  # noqa: BLE001 - a batch may be any object of the user's

@@ -266,7 +266,9 @@ class Session(SessionCore):
             autocast=lambda _: "" if (on := amp()) is None else on[1],
         )  # fmt: skip
         if self.settings is not None:
-            self.settings.delivered = Delivered(_ITERATORS, in_host_memory, paddle.is_grad_enabled)
+            self.settings.delivered = Delivered(
+                _ITERATORS, in_host_memory, lambda: paddle.is_grad_enabled() and rank_and_world()[1] > 1
+            )
         self.threads = Threads(ThreadState)
         self.buffers = Buffers(self.recorder)
         self.slots = Slots(self.recorder, self.buffers)

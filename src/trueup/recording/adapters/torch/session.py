@@ -385,7 +385,9 @@ class Session(SessionCore):
         )  # fmt: skip
         self.signatures = Signatures("torch", schemas)
         if self.settings is not None:
-            self.settings.delivered = Delivered((_BaseDataLoaderIter,), in_host_memory, torch.is_grad_enabled)
+            self.settings.delivered = Delivered(
+                (_BaseDataLoaderIter,), in_host_memory, lambda: torch.is_grad_enabled() and rank_and_world()[1] > 1
+            )
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
         self.invocations = Invocations(self) if options.detail == "tensor" else None
