@@ -14,7 +14,7 @@ import pytest
 
 import trueup
 from launch.running import cli
-from trueup.analysis.bisection import compiled
+from trueup.analysis.bisection import compiled, running
 
 AUTOCAST = """
 import os
@@ -335,6 +335,15 @@ def test_bad_input_gets_one_message(
     assert code == (2 if "missing" in arguments else 64)  # a capture that is not there cannot be told anything of
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("code", "word", "own"), [(0, "good", "good"), (1, "bad", "bad"), (2, "bad", "skip"), (125, "skip", "")])
+def test_what_a_check_s_exit_code_says(code: int, word: str, own: str, tmp_path: Path) -> None:
+    assert running._outcome(code, tmp_path / "check.txt")[0] == word
+    if own:
+        assert running._outcome(code, tmp_path / "check.txt", own=True)[0] == own
+    with pytest.raises(trueup.TrueupError, match="ended with exit code 64, which is no answer"):
+        running._outcome(64, tmp_path / "check.txt", own=True)
 
 
 def test_a_check_that_gives_no_answer_ends_the_search(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
     DIR/runs/007/capture         losses alone; where the change or the check needs them
     DIR/runs/007/policy.toml     the rules that it ran with
 
-The check is a command: exit code 0 is good, 125 cannot be judged, any other up to 124 is bad. It finds the run's folder in the
+The check is a command: exit code 0 is good, 125 cannot be judged, any other up to 124 is bad; of Trueup's own commands (``trueup
+curves base.csv -- {run}/output.txt``) 2 cannot be judged, and 64 is no answer. It finds the run's folder in the
 variable ``TRUEUP_RUN`` and in place of ``{run}``. Without a check the training's exit code or a baseline's losses decide.
 """
 
@@ -29,6 +30,7 @@ from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions
 
 SKIP = 125  # that the run cannot be judged: the convention of ``git bisect run``
+UNTOLD, USAGE = 2, 64  # Trueup's own: it could not tell; it was called in a wrong way
 RUN = "TRUEUP_RUN"
 
 
@@ -117,7 +119,7 @@ class Runner:
         except OSError as error:
             got = f"{command[0]}: {error.strerror or error}"
             raise TrueupError(f"The check cannot start.\n  got:      {got}\n  next:     correct --check") from None
-        return _outcome(launch.uninterrupted(told), output)
+        return _outcome(launch.uninterrupted(told), output, own=Path(command[0]).name == "trueup")
 
     def _followed(self, capture: Path) -> tuple[Outcome, str]:
         """Tell whether the losses are the baseline's, but for rounding."""
@@ -144,15 +146,16 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
     return word
 
 
-def _outcome(code: int, output: Path) -> tuple[Outcome, str]:
+def _outcome(code: int, output: Path, *, own: bool = False) -> tuple[Outcome, str]:
+    """Return what an exit code says; ``own``: of a command of Trueup's."""
     if code == 0:
         return "good", ""
-    if code == SKIP:
-        return "skip", f"the check cannot judge it (exit code {SKIP}){last_line(output)}"
-    if code < SKIP:
+    if code == (UNTOLD if own else SKIP):
+        return "skip", f"the check cannot judge it (exit code {code}){last_line(output)}"
+    if code < SKIP and not (own and code == USAGE):
         return "bad", ""
+    answers = f"0 good, 1 bad, {UNTOLD} cannot be judged" if own else f"0 good, 1 to 124 bad, {SKIP} cannot be judged"
     raise TrueupError(
-        f"The check ended with exit code {code}, which is no answer.\n  where:    {output}\n"
-        f"  expected: 0 good, 1 to 124 bad, {SKIP} cannot be judged\n  got:      {code}{last_line(output)}\n"
-        "  next:     correct it, and give the same command: what was tried is kept"
+        f"The check ended with exit code {code}, which is no answer.\n  where:    {output}\n  expected: {answers}\n"
+        f"  got:      {code}{last_line(output)}\n  next:     correct it, and give the same command: what was tried is kept"
     )
