@@ -134,7 +134,9 @@ def with_causes(
         if not other and seen.passes:
             reaching = [one for one in settings if one.group == "data" and not is_of_order(one)]  # and makes more batches, or fewer
         shown += [one for one in reaching if one not in shown]
-        follows = disturbed and not (reaching or own or named_argument(finding)) and seen.begun(finding)
+        known = reaching or own or named_argument(finding) or finding.kind == "region"  # which may be what draws
+        begun = seen.begun(finding) if disturbed and not known else ""
+        follows = "" if begun in by_cause else begun
         cause = f"{in_words(drawn)}; {follows}" if follows else _cause(reaching, finding, own, seen)
         making = [] if reaching else _of_loss(settings, finding, cause, seen)
         if len(making) == 1:  # how a loss is made, its own setting tells
