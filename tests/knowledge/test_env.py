@@ -156,3 +156,16 @@ def test_the_page_s_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert main(["env", "gpu.txt", "npu.txt"]) == 1
     out = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert blocks[1][1].partition("\n")[2].strip() in out
+
+
+def test_what_changes_numbers_comes_first_and_defaults_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("npu.txt").write_text("ASCEND_LAUNCH_BLOCKING=1\nINF_NAN_MODE_ENABLE=0\nTASK_QUEUE_ENABLE=2\n", "utf-8")
+    assert main(["env", "npu.txt"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("INF_NAN_MODE_ENABLE=0 turns Inf and NaN into numbers")
+    rows = [line.split()[:4] for line in out.splitlines()]
+    assert ["TASK_QUEUE_ENABLE", "2", "1", "stay"] in rows
+    assert ["INF_NAN_MODE_ENABLE", "0", "1", "change"] in rows

@@ -108,8 +108,8 @@ def render_environments(found: Environments, limit: int, console: Console) -> No
         differing = [(one.name, value(one.baseline), value(one.candidate), NUMBERS[one.severity]) for one in found.differences]
         listing(console, ("variable or version", "first", "second", "numbers"), differing, limit)
     else:
-        variables = [(one.name, one.value, NUMBERS[one.severity], one.means) for one in found.machines[0].variables]
-        listing(console, ("variable", "value", "numbers", "meaning"), variables, limit)
+        variables = [(one.name, one.value, one.default, NUMBERS[one.severity], one.means) for one in found.machines[0].variables]
+        listing(console, ("variable", "value", "default", "numbers", "meaning"), variables, limit)
     for machine in found.machines:
         _remarks(machine, console, named=len(found.machines) == 2)
 

@@ -45,10 +45,12 @@ LARGEST = 4 << 20  # bytes of a file that says an environment
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable or option: the value that holds, whether it was set, and what it may do to numbers."""
+    """A variable or option: the value that holds, the default (empty where it is not known), whether it was set, and what it may do
+    to numbers."""
 
     name: str
     value: str
+    default: str
     set: bool
     severity: Severity
     means: str
@@ -92,8 +94,9 @@ class Machine:
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """Return what does not go together."""
+        """Return what does not go together, what changes numbers first."""
         held = [row for row in conflicts() if all(_holds(term, self.values) for term in row["when"].split())]
+        held.sort(key=lambda row: SEVERITIES.index(row["severity"]))
         return tuple(
             Conflict(tuple(row["names"].split()), row["says"], cast(Severity, row["severity"]), row["origin"]) for row in held
         )
@@ -247,7 +250,7 @@ def _known(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _variable(name: str, value: str) -> Variable:
     row = fact(name) or {}
-    return Variable(name, value, True, severity("switch", name), row.get("means", ""), row.get("origin", ""))
+    return Variable(name, value, _default(name), True, severity("switch", name), row.get("means", ""), row.get("origin", ""))
 
 
 def _default(name: str) -> str:
