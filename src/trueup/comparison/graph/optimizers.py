@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
-from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.operators import has, normalised
 from trueup.foundation.facts.slots import is_input, is_output
 
 Place = tuple[int, int]  # ``seq`` of a call and the number of a slot's name: how a slot says who made it
@@ -167,7 +167,7 @@ class Optimizer:
         if slot.startswith("param."):
             return ".".join(filter(None, [scope, slot.removeprefix("param.")]))
         given = slot.removeprefix("input.").replace(".", ",")
-        return ".".join(filter(None, [scope, f"{self._op(call)}({given})"]))
+        return ".".join(filter(None, [scope, f"{normalised(self._op(call))}({given})"]))
 
     def _op(self, call: int) -> str:
         return self.stream.names.names[int(self.stream.op[call])]

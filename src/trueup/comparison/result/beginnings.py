@@ -1,6 +1,7 @@
-"""What two runs begin with, as the calls of both show it: initial weights, and batches.
+"""What two runs begin with, as the calls of both show it: initial weights, constants, and batches.
 
     initial weights of 14 of 31 parameters differ (tokens.weight, places.weight, mix.weight…)
+    a constant that model.rotary_emb reads differs from step 0 on
     batches differ from step 0 on
 """
 
@@ -39,7 +40,10 @@ class Beginnings:
         self.batches: dict[int, int] = {}  # by rank: the first step in which a model is given other inputs
         self._first: dict[int, tuple[int, int]] = {}  # by rank: seqs of each side's first call of a module
         self._resized: set[int] = set()  # ranks whose batches have another shape
-        self._given: dict[tuple[int, int, str], bool] = {}  # what modules read, where no call of one is recorded: whether a weight
+        self._given: dict[tuple[int, int, str], str | None] = {}
+        """What modules read, where no call of one is recorded: who reads a constant, "" for a weight, None for a batch."""
+        self._unmade: dict[tuple[int, int, str], tuple[str, int]] = {}
+        """Those of step 0 that no recorded call made, batches or constants: who reads them, and their identity in the candidate."""
 
     def add(self, part: Part) -> None:
         """Look at the modules of a part; of weights at those of the step in which training began."""
@@ -89,10 +93,25 @@ class Beginnings:
                 self._weights[name] = bool(apart[n])
                 if apart[n] and made[n] != NONE and _is_copied(candidate, int(made[n]), part.verdicts.criterion):
                     self._copied.append(name)
-            elif updated and apart[n] and not weights[n]:
+            key = part.rank, int(candidate.seq[call]), slot
+            if apart[n] and weights[n]:
+                self._given[key] = ""
+            elif apart[n] and updated and made[n] == NONE:
+                self._unmade[key] = candidate.names.names[int(candidate.scope[call])], int(candidate.identity[slots[n]])
+            elif apart[n] and updated:
+                self._given[key] = None
                 self.batches.setdefault(part.rank, part.step)
-            if apart[n] and (updated or weights[n]):
-                self._given[part.rank, int(candidate.seq[call]), slot] = bool(weights[n])
+        if part.step:
+            self._sort(part.rank, {int(one) for one in candidate.identity[slots[read & (made == NONE)]]})
+
+    def _sort(self, rank: int, again: set[int]) -> None:
+        """Tell constants, which a later step reads again, from batches."""
+        for key, (reader, identity) in list(self._unmade.items()):
+            if key[0] == rank:
+                del self._unmade[key]
+                self._given[key] = reader if identity in again else None
+                if identity not in again:
+                    self.batches[rank] = 0
 
     def _add_unpaired(self, part: Part) -> None:
         """Look at weights by their names where no call of a module has a counterpart: one run calls each more often."""
@@ -145,16 +164,25 @@ class Beginnings:
         if finding.phase not in ("forward", "data") or (finding.kind == "operator" and finding.phase != "data"):
             return ""
         slot = finding.slots[0].slot if finding.kind == "input" and finding.slots else ""
-        if (known := self._given.get((finding.rank, finding.seq[1], slot))) is not None:
-            return self.weights if known else f"batches differ from step {self.batches[finding.rank]} on"
+        given = finding.rank, finding.seq[1], slot
+        if given in self._unmade:
+            return f"a batch, or a constant that {self._unmade[given][0]} reads, differs from step 0 on"
+        if given in self._given:
+            return self._of(self._given[given], finding.rank)
         before = self._is_before(finding)
         found = [self.weights] if self.weights and (before or slot.startswith(PARAM)) else []
         since = self.batches.get(finding.rank)
         sized = finding.rank in self._resized and bool(slot) and finding.slots[0].shape[0] != finding.slots[0].shape[1]
         follows = since is not None and since <= finding.step and not finding.scope and finding.kind not in ("argument", "region")
         if since is not None and (before or sized or follows) and not slot.startswith(PARAM):
-            found.append(f"batches differ from step {since} on")
+            found.append(self._of(None, finding.rank))
         return "; ".join(found)
+
+    def _of(self, reader: str | None, rank: int) -> str:
+        """Say of what modules read that it differs."""
+        if reader is None:
+            return f"batches differ from step {self.batches[rank]} on"
+        return f"a constant that {reader} reads differs from step 0 on" if reader else self.weights
 
     def _is_before(self, finding: Finding) -> bool:
         """Tell whether a call was made before any module ran."""

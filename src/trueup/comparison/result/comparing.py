@@ -176,7 +176,7 @@ class Assembly:
         """Return what there is to say beside the verdict, what matters most first."""
         found, mixed = self.comparison, self.comparison.overlap.mixed
         notes: list[Said] = [] if culprits else self.uncompared.reasons(found)
-        notes += [*found.lent[0], *self.remarks.always(), *self.frameworks.notes(found.mixed)]
+        notes += [*found.lent[0], *self.remarks.always(), *self.frameworks.notes(found)]
         notes += [*found.notes, *self.uncompared.of_parts, *self.uncompared.dead_ends()]
         told = self.uncompared.roughly(mixed=mixed)
         notes = [*told, *notes] if found.verdict == "aligned" else [*notes, *reversed(told)]  # of an alignment the first to know

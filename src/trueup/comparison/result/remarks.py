@@ -17,7 +17,6 @@ from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.evidence import Yardstick, known_differences
 from trueup.comparison.verdict.judged import Part, Side, Suspect
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.two_frameworks import Mixed
 from trueup.foundation.facts.criteria import Criterion, products_at
 from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_input, is_output
@@ -372,8 +371,8 @@ class Frameworks:
         known = known_differences(errors)
         self._known += int(np.count_nonzero((known > 0) & (errors.absolute > 0)))
 
-    def notes(self, mixed: Mixed) -> list[Reason]:
-        """Return each thing to know; ``mixed`` is what was not compared."""
+    def notes(self, mixed: Comparison) -> list[Reason]:
+        """Return each thing to know; ``mixed`` has what was not compared."""
         if not self._is_translated:
             return []
         first, second = (framework_of(capture) for capture in self._captures)

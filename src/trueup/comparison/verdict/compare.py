@@ -14,6 +14,7 @@ from trueup.comparison.graph.streams import Row, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.normalise import optimizer_steps
 from trueup.comparison.normalise.translated import Translated, sides, translated
+from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import micro_batches
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.evidence import losses_apart, yardstick_of
@@ -22,7 +23,6 @@ from trueup.comparison.verdict.judge import judge
 from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.two_frameworks import Mixed
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
 from trueup.foundation.facts.slots import is_weight
@@ -56,7 +56,7 @@ class Comparison:
         self.asked = self.judged = self.cleared = 0  # calls behind a culprit that were asked about, judged, and found right
         self.overlap = Overlap(captures, level)
         self.captures = sides(*captures, mapping, mixed=self.overlap.mixed)
-        self.mixed = Mixed(self.captures)
+        self._stepped, self._lone_gradients = False, 0  # was an optimizer compared; gradients that were not
         self.forced = any(lender_of(capture) is not None for capture in self.captures)
         if criterion.name == "default" and self.overlap.mixed:
             criterion = load_criterion(FRAMEWORKS)
@@ -83,6 +83,16 @@ class Comparison:
         self.unexplained: list[Reason] = []
         self.twice: list[Reason] = []
         self.holes: list[tuple[str, Reason]] = []
+
+    @property
+    def unread(self) -> set[tuple[int, int]]:
+        """Ranks and steps of a capture of two frameworks whose optimizer wrote what no recorded forward reads."""
+        return set().union(*(capture.updates.unseen for capture in self.captures if isinstance(capture, Translated)))
+
+    @property
+    def packed(self) -> int:
+        """How many gradients were not compared, for a framework packs their weights, nor what an optimizer made of them."""
+        return 0 if self._stepped else self._lone_gradients
 
     def _read_by(self, repeats: Sequence[Capture], reference: Capture | None) -> list[Capture]:
         """Return all captures that are read, in one form."""
@@ -152,7 +162,7 @@ class Comparison:
         """Whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if self.certain:
             return "deviates"
-        uncompared = self.uncompared or self.lent[1] or self.mixed.unread or self.mixed.packed
+        uncompared = self.uncompared or self.lent[1] or self.unread or self.packed
         is_open = self.uncovered or self.incomparable or uncompared or self.ranked or self.keeping
         return "inconclusive" if is_open or not self.outputs else "aligned"
 
@@ -263,7 +273,8 @@ class Comparison:
             see(part)
         self.suspects += part.suspects
         self.exchange.keep(part)
-        self.mixed.add(errors)
+        self._lone_gradients += errors.lone_gradients
+        self._stepped |= bool((errors.streams[1].op[errors.calls[1]] == errors.streams[1].names.number(STEP)).any())
         self.covered += len(part.alignment.only_baseline) + len(part.alignment.only_candidate)
         self._unmatched(part.uncovered)
         self.asked, self.judged, self.cleared = map(sum, zip((self.asked, self.judged, self.cleared), part.own_errors, strict=True))

@@ -7,6 +7,7 @@ dropout) is known by the state that it leaves behind.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -94,8 +95,9 @@ class RandomStates:
         return min(found, default=None)
 
 
-def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion) -> None:
-    """Say of suspects that draw random numbers whether their generator stood elsewhere; such a one is of kind ``random``."""
+def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion, earlier: Reason | None) -> None:
+    """Say of suspects that draw random numbers whether their generator stood elsewhere; such a one is of kind ``random``.
+    ``earlier`` is what one side alone drew in an earlier step."""
     wanted = [s for s in suspects if s.kind in ("operator", "random") and s.judged.call.candidate.level != "module"]
     if not wanted:
         return
@@ -114,7 +116,7 @@ def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion)
         elif differ is False:
             suspect.because = (Why.SAME_STATE(),)
         elif not (suspect.kind == "operator" and suspect.judged.row.random):  # else its result shows that it drew the same
-            alone = _alone_before(part, criterion, suspect.place)
+            alone = alone_before(part, criterion, suspect.place) or earlier
             if alone is not None or inside:
                 suspect.kind = "random"
                 suspect.because = (Why.DREW_BEFORE(alone) if alone else Why.UNKNOWN_STATE(),)
@@ -135,29 +137,31 @@ def _begins(part: Part, states: RandomStates, criterion: Criterion) -> Reason:
     assert first is not None
     pair, device = first
     call = part.streams[1].row(int(part.verdicts.errors.calls[1][pair]))
-    alone = _alone_before(part, criterion, call.seq)
+    alone = alone_before(part, criterion, call.seq)
     earlier = any(
         states.differ(n) is False for n in range(pair) if part.streams[1].step[part.verdicts.errors.calls[1][n]] == call.step
     )
     return Why.GENERATOR(device, Why.SINCE_CALL(call.key, alone) if earlier else Why.SINCE_STEP(call.step, alone))
 
 
-def _alone_before(part: Part, criterion: Criterion, place: int) -> Reason | None:
+def alone_before(part: Part, criterion: Criterion, place: float = math.inf) -> Reason | None:
     """Return the last call before a place that only one side has and that draws random numbers."""
     for side, only in ((1, part.alignment.only_candidate), (0, part.alignment.only_baseline)):
         stream = part.streams[side]
-        before = only[stream.seq[only] < (place if side else _counterpart(part, place))].tolist()
-        for row in map(stream.row, reversed(before)):
-            if criterion.row(row.op, row.level, row.phase).random:
-                return Why.ONE_SIDE_DREW(row.key, SIDES[side], row.site)
+        before = only[stream.seq[only] < (place if side else _counterpart(part, place))]
+        ops = {op: stream.names.name(op) or "" for op in distinct(stream.op[before]).tolist()}
+        draw = [op for op, name in ops.items() if any(criterion.row(name, level, "forward").random for level in ("api", "aten"))]
+        if len(before := before[np.isin(stream.op[before], draw)]):
+            row = stream.row(int(before[-1]))
+            return Why.ONE_SIDE_DREW(row.key, SIDES[side], row.site)
     return None
 
 
-def _counterpart(part: Part, place: int) -> int:
+def _counterpart(part: Part, place: float) -> float:
     baseline, candidate = part.streams
     calls = part.verdicts.errors.calls
     at = int(np.searchsorted(candidate.seq[calls[1]], place))
-    return int(baseline.seq[calls[0][at]]) if at < len(calls[0]) else 0
+    return int(baseline.seq[calls[0][at]]) if at < len(calls[0]) else math.inf
 
 
 def _draws_inside(stream: Stream, call: int) -> bool:

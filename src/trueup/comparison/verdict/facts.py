@@ -12,8 +12,9 @@ A sum of at most n rows is off by sqrt(n) times what they are, the gradient of a
 
 The factors of a criterion tell how errors usually grow; these are bounds. No error smaller than what came in exceeds them. But an
 operator is wrong in the same way in all layers and steps, and what is carried into them differs from one layer to the next; calls
-of one layer in a step have a weight and a history in common. So of a product a b, and of a gradient g f'(x) with x spread like
-normal numbers of its mean and deviation, all layers of a kind are asked for their *shift*, in the candidate less the baseline::
+of one layer in a step have a weight and a history in common. So of a product a b with a weight, and of a gradient g f'(x) with x
+spread like normal numbers of its mean and deviation, all layers of a kind are asked for their *shift*, in the candidate less the
+baseline. Of two activations it says nothing: a lost mask, or dropout, is alike in all layers and more of it is left in an average::
 
     ln ‖a b‖ / (‖a‖ ‖b‖),  ln ‖g f'(x)‖ / (‖g‖ rms f'(x))
 """
@@ -77,6 +78,9 @@ class Facts:
         if has(op, "adds-product"):
             return self._within(pair, out[0], inputs)
         if has(op, "counts"):
+            targets = self._integers(self._forward(pair))
+            if len(targets) != 1 or self.errors.absolute[targets].any():
+                return None
             return self._counted(pair, out[0], inputs[0]) or self._of_probabilities(pair, out[0], inputs[0])
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
             return self._scattered(pair, out[0], inputs[0]) if has(op, "scatters") else self._gradient(op, pair, out[0], inputs)
@@ -163,7 +167,7 @@ class Facts:
                 return (), 0.0
             shift = self._grown(out[0], [n for n in inputs if n not in factors]) - sum(map(self._grown, factors))
             weights = [n for n in inputs if self.streams[1].producers[self.errors.slots[1][n]] == NONE]
-            explained = (self.errors.relative[weights] >= abs(shift)).any()  # what an optimizer did is alike in all layers
+            explained = not weights or (self.errors.relative[weights] >= abs(shift)).any()  # an optimizer's work is alike, too
             return ((), 0.0) if explained else ((level, phase, op, *map(self._numel, factors)), shift)
         known = self._slope_of(op, pair, out[0], inputs)
         if known is None or op in SLOPES or not (op.endswith("_backward") or phase == "backward"):
@@ -250,7 +254,7 @@ class Facts:
         forward = self._forward(pair)
         logits, targets = (self._floats(forward, outputs=False), self._integers(forward)) if forward >= 0 else ([], [])
         mean = self.streams[1].given(int(self.errors.calls[1][forward])).get("reduction", "mean") == "mean"
-        if len(logits) != 1 or len(targets) != 1 or not mean or self._numel(gradient) > 1:
+        if len(logits) != 1 or not mean or self._numel(gradient) > 1:
             return None
         rows = self._numel(targets[0]) * (1 - self._number(0, out, "n_zero") / self._numel(out))
         slope = float(np.abs(self._range(gradient)).max()) / 2 / rows if rows else math.inf
@@ -259,9 +263,8 @@ class Facts:
 
     def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
-        targets = self._integers(self._forward(pair))
-        zeros = [self._number(side, out, "n_zero") for side in (0, 1)]
-        if not len(targets) or zeros[0] != zeros[1]:
+        targets, zeros = self._integers(self._forward(pair)), [self._number(side, out, "n_zero") for side in (0, 1)]
+        if zeros[0] != zeros[1]:
             return None
         rows = self._numel(targets[0]) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
         divided = [float(np.abs(self._ends(side, gradient)).max() / -self._ends(side, out)[0]) for side in (0, 1)]

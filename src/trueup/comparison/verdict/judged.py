@@ -356,6 +356,20 @@ class Tree:
         at = np.flatnonzero(self.streams[0].names.table(is_weight)[errors.names])
         return errors.pair[at], np.nan_to_num(errors.relative[at])
 
+    @cached_property
+    def two_kinds(self) -> Array:
+        """Tell which entries hold numbers that round on one side alone, as a mask of bools and one of 0 and -Inf, and go where the
+        results agree of who reads them in the end: those are compared in their place."""
+        errors, verdicts = self.verdicts.errors, self.verdicts
+        found = np.not_equal(*(side > 0 for side in errors.roundoffs))
+        if not found.any():
+            return np.asarray(found)
+        at, made = errors.outputs & ~found, self.pairs[1][self.streams[1].producers[errors.slots[1]]]
+        apart = most(np.nan_to_num(errors.relative[at]), errors.pair[at], len(verdicts)) > verdicts.criterion.certain * verdicts.own
+        for n in reversed(np.flatnonzero(found & errors.inputs & (made != NONE)).tolist()):
+            apart[made[n]] |= apart[errors.pair[n]]
+        return np.asarray(found & ~apart[errors.pair])
+
     def covering(self, call: int, side: int) -> list[int]:
         """Return the matched calls around this one that were compared as a whole, by all that they return."""
         pairs, errors = self.pairs[side][self.around(call, side)], self.verdicts.errors

@@ -17,20 +17,18 @@ from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import is_overwritten, same_shapes
 from trueup.comparison.measures.thresholds import GONE, SMALL
 from trueup.comparison.verdict import micro_batches, optimizer_updates, peers
-from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
+from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
-from trueup.comparison.verdict.final_gradients import settle
 from trueup.comparison.verdict.independent import Laws, are_chosen, denormalised, key_of
 from trueup.comparison.verdict.judged import AGREES, CARRIED_ON, EQUAL, LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree
-from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, added, chooses, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence
-from trueup.comparison.verdict.unaccounted import dead_ends, unaccounted
+from trueup.comparison.verdict.unaccounted import dead_ends, settle, unaccounted
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
@@ -50,8 +48,7 @@ def locate(
 ) -> None:  # fmt: skip
     """Fill in what a part (one rank and step) leaves open. ``origins``, what is known of the rank's earlier steps, is brought up
     to date. ``first_step``: the first captured step of the rank; ``from_start``: that is the first of the training; ``forced``:
-    calls were given another run's inputs, so a difference goes no further by itself; ``own_errors`` tells of single calls whether
-    they are wrong by themselves."""
+    calls were given another run's inputs, so a difference goes no further by itself; ``own_errors`` tells which are wrong."""
     origins = origins or Origins()
     chosen = from_start if first_step else origins.chosen
     verdicts = part.verdicts
@@ -73,7 +70,7 @@ def locate(
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
     part.stale = None if forced or criterion.limits else stale(tree, origins.made)
-    part.narrowed = None if forced or criterion.limits else narrowed(tree)
+    part.narrowed = None if forced or criterion.limits else peers.narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
     suspects += [] if forced else _apart_from_peers(tree, criterion, suspects, excused)
@@ -89,7 +86,8 @@ def locate(
     suspects += _settings(part, tree, suspects, chosen=chosen)
     suspects = _at_fault(suspects, tree, excused)
     _doubt(suspects, part, origins)
-    explain_draws(part, suspects, criterion)
+    explain_draws(part, suspects, criterion, origins.drew)
+    origins.drew = origins.drew or alone_before(part, criterion)
     suspects = suspects if forced or criterion.limits else _of_equal_passes(suspects, part, tree, origins)
     if first_step and not suspects:
         part.elsewhere = begins_elsewhere(part)
@@ -167,7 +165,7 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if verdicts.errors.all_same:
         return origins.passes(tree)
     quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
-    quiet = quiet and not denormalised(tree, criterion) and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
+    quiet = quiet and not denormalised(tree, criterion) and peers.narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
@@ -218,8 +216,7 @@ def _parts(flow: tuple[Readers, Readers], loose: tuple[list[int], list[int]], cr
 
 def _finest(found: list[int], alone: Iterable[Suspect], criterion: Criterion, tree: Tree, readers: Readers) -> list[Suspect]:
     """Suspect calls, but those of which a finer level accounts for the error, or a region inside. A function that is certainly
-    wrong is so by the one suspect inside that it has, though less is known of what that may do. What shares its gradient with
-    others is left open."""
+    wrong is so by the one suspect inside that it has, though less is known of it. What shares its gradient is left open."""
     calls = tree.verdicts.errors.calls[1]
     certain = [int(calls[pair]) for pair in found if tree.verdicts.at(pair).is_certain(criterion)]
     speaking = {around for call in certain for around in tree.around(call)}
@@ -472,8 +469,7 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
     A later one is a culprit of its own where its error stays when those of its inputs are accounted for. A backward call may also
     read what its forward call saved, and an input that no recorded call made may have come from an earlier difference unseen.
     Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference
-    reached it (``tainted``: by rank, the step and place) comes last: execution numbers of ranks share an order only where they
-    run the same program."""
+    reached it (``tainted``: by rank, the step and place) comes last: ranks share an order only if they run the same program."""
     reached = tainted or {}
     culprits: list[Suspect] = []
 
@@ -490,6 +486,8 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
         if any(reason.why is Why.RECOMPUTED for reason in suspect.because) and suspect.judged.call.candidate.level == "aten":
             saved = False  # what an operator saved is an input of the one that reads it, and it was computed again from that
         carried = suspect.kind == "input" or suspect.judged.error_in >= GONE  # an input no call made may hold it unseen
+        if suspect.kind == "random":  # an earlier one, or its lack, left the generator elsewhere
+            carried |= any(c.judged.row.random for c in culprits) or any(r.why is Why.DREW_BEFORE for r in suspect.because)
         if not culprits or not (saved or ((together or carried) and not suspect.independent)):
             culprits.append(suspect)
             known.add((suspect.rank, suspect.step, suspect.place))

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueup.comparison.graph.streams import Numbers, Stream, distinct
-from trueup.comparison.measures.thresholds import HALF, ROOM
+from trueup.comparison.measures.thresholds import CANCELLED, HALF, ROOM
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import Passes, Tree
+from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.roundoff import roundoff
 
@@ -31,18 +32,27 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     if not gradients_agree(tree):
         return None
     accumulated, errors = _accumulated(tree), tree.verdicts.errors
+    accumulated = accumulated[errors.relative[accumulated] <= _limit(tree)]  # little is left of the others
     biased = unrecorded(tree.verdicts.criterion, _coarsest(tree))[1]
     sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
-    return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
+    return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max(initial=0.0))))
 
 
 def gradients_agree(tree: Tree) -> bool:
     """Tell whether all that the optimizer reads and makes agrees by what rounding makes of a whole step; not where it was not
-    recorded, or where a call of it has no counterpart."""
-    accumulated = _accumulated(tree)
+    recorded, or where a call of it has no counterpart. A gradient of which little is left, as that of a bias of keys, may be off by
+    as much as others of its shape are that the same operator gets or makes."""
+    at, errors, stream = _accumulated(tree), tree.verdicts.errors, tree.streams[1]
+    agree, slots = errors.relative[at] <= _limit(tree), errors.slots[1][at]
+    off = np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
+    _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
+    agree |= errors.absolute[at] <= CANCELLED * most(off, kind := kind.reshape(-1), len(at))[kind]
+    return len(at) > 0 and bool(agree.all())
+
+
+def _limit(tree: Tree) -> float:
     own = unrecorded(tree.verdicts.criterion, _coarsest(tree))[0]
-    limit = min(own * math.sqrt(max(map(len, tree.streams))), HALF)
-    return len(accumulated) > 0 and bool((tree.verdicts.errors.relative[accumulated] <= limit).all())
+    return min(own * math.sqrt(max(map(len, tree.streams))), HALF)
 
 
 def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:

@@ -212,8 +212,7 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
 def _longer(when: Numbers, lengths: Array, apart: Array, roundings: Array, before: Array) -> Array:
     """Return the updates of the first step in which those of one run are longer, all together, than any rounding makes them, or
     half of them is not in the other's. ``lengths``: of each update in both runs, float64 ``(2, n)``; ``apart``: how far they are
-    from each other; ``roundings``: how many elements of the weight it changes by a unit; ``before``: the largest relative error
-    of what was computed before."""
+    from each other; ``roundings``: how many elements of the weight it changes by a unit; ``before``: the largest error before."""
     for step in distinct(when).tolist():
         of = when == step
         short, long = sorted(np.linalg.norm(lengths[:, of], axis=1).tolist())

@@ -27,6 +27,7 @@ from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
 from trueup.foundation.facts.slots import is_gradient_of_step, is_incoming_gradient, is_weight
+from trueup.foundation.facts.why import Reason
 
 Unexplained = tuple[Judged, str]  # a call, and the slot where a difference comes in that no compared call made
 
@@ -46,6 +47,7 @@ class Origins:
     lost: int | None = None  # of a dump: execution number from which a difference of unknown origin goes around
     chosen: bool = True  # whether all was seen since the training began, and nothing took numbers that differ out of a tensor
     wrong: bool = False  # whether a call was certainly wrong, so that others are asked whether they are wrong by themselves
+    drew: Reason | None = None  # call of an earlier step that drew random numbers in one run alone
     accumulated: float = 0.0  # largest relative error of gradients in steps compared by what accumulates (`micro_batches.passes`)
     shifts: Shifts = field(default_factory=dict)  # by what results were larger beside their inputs, at calls with errors
     weights: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
@@ -249,8 +251,7 @@ def _is_accounted_for(tree: Tree, entry: int, error: float, worst: Array) -> boo
 
 def _is_cancelled(tree: Tree, entry: int) -> bool:
     """Tell whether an optimizer, or a backward, reads a sum of gradients, made by no call of the levels that were read, of which
-    little is left: it is off by no more than gradients of its shape before it are. A weight, or a state, is of before the
-    step's backward."""
+    little is left: it is off by no more than gradients of its shape before it are. Weights and states are older."""
     errors, stream, (k, j) = tree.verdicts.errors, tree.streams[0], (int(slots[entry]) for slots in tree.verdicts.errors.slots)
     made = [int(side.producer[n]) for side, n in zip(tree.streams, (k, j), strict=True)]
     for side, slot, seq in zip(tree.streams, (k, j), made, strict=True):
@@ -267,12 +268,10 @@ def _is_cancelled(tree: Tree, entry: int) -> bool:
 
 
 def _plain(tree: Tree) -> Array:
-    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of a mask of bools
-    and one of 0 and -Inf, which are numbers of two kinds: what reads them is compared."""
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of two kinds."""
     errors = tree.verdicts.errors
-    first, second = (side > 0 for side in errors.roundoffs)
-    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute)) | (first != second)
-    return np.where(nothing, 0.0, errors.generous)
+    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
+    return np.where(nothing | tree.two_kinds, 0.0, errors.generous)
 
 
 def arising_inside(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.comparison.graph.readers import Readers
-from trueup.comparison.graph.streams import Alignment, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, Alignment, Numbers, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.verdict.judge import judge
 from trueup.foundation.facts.criteria import Criterion, Row
@@ -44,7 +44,7 @@ class Parts:
     def __init__(self, flow: Readers, calls: Numbers, criterion: Criterion, coarsest: float) -> None:
         self.flow, self._ceiling = flow, coarsest
         self.stream = stream = flow.stream
-        self._own = _judged(stream, calls, criterion) if len(calls) else {}
+        self._own, self._slots = _judged(stream, calls, criterion) if len(calls) else ({}, {})
         self._found: dict[int, Grant] = {}
         self._most = Grant(0.0, 1.0)  # of all of them
 
@@ -63,6 +63,12 @@ class Parts:
             return self._most
         found = [self._found[call] for call in ends]
         return Grant(max((one.own for one in found), default=0.0), max((one.gain for one in found), default=1.0))
+
+    def cancels(self, k: int) -> float:
+        """Return times what its call grants its best result the one is granted that a slot holds: of a sum, little may be left."""
+        call, made = int(self.stream.producers[k]), list(self.flow.parts(k))
+        made = made or ([] if call == NONE else [self.stream.slots(call).get(int(self.stream.producer_slot[k]), NONE)])
+        return max((self._slots.get(j, 1.0) for j in made), default=1.0)
 
     def rows(self, calls: Iterable[int]) -> list[Row]:
         """Return the criterion's rows of some of the calls."""
@@ -111,13 +117,19 @@ class Parts:
         return Grant(own, gain)
 
 
-def _judged(stream: Stream, calls: Numbers, criterion: Criterion) -> dict[int, tuple[float, Row]]:
-    """Return what each call, compared with itself, may be wrong by of its own, and the criterion's row of it."""
+def _judged(stream: Stream, calls: Numbers, criterion: Criterion) -> tuple[dict[int, tuple[float, Row]], dict[int, float]]:
+    """Return what each call, compared with itself, may be wrong by of its own, and the criterion's row of it; and by slot, how many
+    times the least of its call's results each is granted."""
     none = np.empty(0, np.int64)
     alone = Alignment(calls, calls, none, none, np.zeros(len(calls), np.int8), {})
     verdicts = judge(measure(alone, stream, stream, (_unread, _unread)), criterion, Precision())
     own, rows = verdicts.own.tolist(), [criterion.rows[n] for n in verdicts.rows.tolist()]
-    return dict(zip(calls.tolist(), zip(own, rows, strict=True), strict=True))
+    errors, granted = verdicts.errors, verdicts.slot_expected
+    at = np.flatnonzero((granted > 0) & np.isfinite(granted))
+    least = np.full(len(calls), np.inf)
+    np.minimum.at(least, errors.pair[at], granted[at])
+    slots = dict(zip(errors.slots[1][at].tolist(), (granted[at] / least[errors.pair[at]]).tolist(), strict=True))
+    return dict(zip(calls.tolist(), zip(own, rows, strict=True), strict=True)), slots
 
 
 def coarsest(stream: Stream) -> float:

@@ -1,4 +1,5 @@
-"""One layer of several that computes otherwise: it differs of equal inputs, and another that does the same does not.
+"""One call of several that does otherwise. **One layer computes otherwise**: it differs of equal inputs, and another that does the
+same does not.
 
     blocks.0.attn   inputs bitwise equal   output bitwise equal
     blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
@@ -7,6 +8,16 @@ Two runs of one kernel round alike wherever it runs. Results of two kernels are 
 never all. So it is no rounding, however small, that one of two such calls differs in many elements. Nothing is said of calls
 inside which other operators ran, for there the difference is seen to arise, nor of ``blocks.0.ln1`` beside ``blocks.0.ln2`` or of
 ``blocks.0.body.0`` beside ``blocks.0.body.3``: who writes the first norm of each block by hand need not write the second.
+
+**One call rounds otherwise**: it makes a coarser dtype in the candidate alone, though nothing that enters the run is coarser there.
+
+    baseline    (x.float() * r) * (1 + weight.float())      aten::add makes float32
+    candidate   (x.float() * r).bfloat16() * (1 + weight)   aten::add makes bfloat16
+
+Rounding once more is too little to show in a norm. Where a run casts by a policy (autocast, of another device or version), it does
+so for all calls of an operator; what a narrower input makes coarser is no decision of the call that reads it. So an operator that
+rounds in some calls and in others does not, as the baseline does in all, was written otherwise there. So was one that reads what a
+function without counterpart casts: a policy casts inside of functions.
 """
 
 from __future__ import annotations
@@ -16,10 +27,12 @@ import zlib
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Numbers
+from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.verdict.judged import Tree
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_input
 from trueup.foundation.kernels.sketch import splitmix64
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -46,7 +59,7 @@ def unlike(tree: Tree) -> dict[int, int]:
     return {pair: peer for pair, peer in found.items() if _is_closed(tree, pair)}
 
 
-def _differs(tree: Tree, at: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _differs(tree: Tree, at: Numbers) -> Array:
     """Tell which entries differ in many elements, as far as their norms tell."""
     errors = tree.verdicts.errors
     unit, numel, relative = errors.unit[at], tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
@@ -88,3 +101,58 @@ def _is_closed(tree: Tree, pair: int) -> bool:
     inside = [list(tree.inside(int(errors.calls[side][pair]), side)) for side in (0, 1)]
     alone = any((tree.pairs[side][inside[side]] < 0).any() for side in (0, 1))
     return not random and pair not in errors.arguments and not alone and not tree.resolved(pair)
+
+
+def narrowed(tree: Tree) -> int | None:
+    """Return the entry of the first result that is of a 16-bit or 8-bit dtype in the candidate alone by what its call does."""
+    errors, streams = tree.verdicts.errors, tree.streams
+    if streams[0].dtype is streams[1].dtype or tree.is_foreign:
+        return None
+    first, second = errors.roundoffs
+    fine = (first > 0) & (first <= SINGLE)
+    coarse = fine & (second > SINGLE)
+    # What rounds in a forward, and not by calls inside it; a backward has the dtypes of its forward.
+    rounds = ~tree.verdicts.criterion.exact[tree.verdicts.rows] & tree.leaves
+    made = errors.outputs & (rounds & streams[1].during("forward", "recompute")[errors.calls[1]])[errors.pair]
+    if not (made & coarse).any() or _enters(tree, coarse):
+        return None
+    stream, calls = streams[1], errors.calls[1][errors.pair]
+    kind = (stream.op[calls] * len(stream.names.names) + stream.level[calls]) * len(stream.names.names) + stream.phase[calls]
+    some = np.isin(kind, kind[made & fine & ~coarse]) | _reads_cast(tree, coarse)[errors.pair]
+    found = np.flatnonzero(made & coarse & some & ~_hands_on(tree, coarse)[errors.pair])
+    return int(found[0]) if len(found) else None
+
+
+def _enters(tree: Tree, coarse: Array) -> bool:
+    """Tell whether weights or data are of a coarser dtype in the candidate: then all of it is in another precision."""
+    errors = tree.verdicts.errors
+    first, second = (stream.producer[slots] == NONE for stream, slots in zip(tree.streams, errors.slots, strict=True))
+    return bool((errors.inputs & coarse & first & second).any())
+
+
+def _reads_cast(tree: Tree, coarse: Array) -> Array:
+    """Tell which matched calls read a tensor that a function of the candidate alone cast, of which there is no other result."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    reads = np.flatnonzero(errors.inputs & coarse)
+    made = stream.producers[errors.slots[1][reads]]
+    aten = stream.level[made] == stream.names.number("aten")
+    function = np.where(aten, stream.parents[made], made)
+    cast = (made != NONE) & (function != NONE) & (tree.pairs[1][function] == NONE)
+    cast &= stream.level[function] == stream.names.number("api")
+    found = np.zeros(len(tree.verdicts), bool)
+    for n, call in zip(reads[cast].tolist(), made[cast].tolist(), strict=True):
+        row = stream.row(call)
+        exact = tree.verdicts.criterion.row(row.op, row.level, row.phase).own == "exact"
+        given = [k for name, k in stream.slots(call).items() if is_input(stream.names.names[name])]
+        alike = [k for k in given if stream.numel[k] == stream.numel[errors.slots[1][n]]]
+        found[errors.pair[n]] |= exact and any(0 < roundoff(stream.dtype_of(k)) <= SINGLE for k in alike)
+    return found
+
+
+def _hands_on(tree: Tree, coarse: Array) -> Array:
+    """Tell which matched calls read what another matched call made coarser."""
+    errors, found = tree.verdicts.errors, np.zeros(len(tree.verdicts), bool)
+    sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
+    first, second = (pairs[stream.producers[slots]] for pairs, stream, slots in sides)
+    found[errors.pair[errors.inputs & coarse & (first != NONE) & (first == second)]] = True
+    return found

@@ -117,7 +117,7 @@ class Regions:
                 reads = stream.names.table(is_input)[stream.slot] & (pairs[stream.call] == NONE)
                 readers.update(made[reads & (made >= 0) & (made != stream.call)].tolist())
             for pair in self._pairs_that_read(producers):
-                self._exits(tree.verdicts.at(pair))
+                self._exits(pair)
 
     @property
     def found(self) -> list[Region]:
@@ -133,7 +133,9 @@ class Regions:
         pairs = distinct(np.concatenate(found))
         return list(pairs[pairs >= 0].tolist())
 
-    def _exits(self, judged: Judged) -> None:
+    def _exits(self, pair: int) -> None:
+        judged, errors = self.tree.verdicts.at(pair), self.tree.verdicts.errors
+        two_kinds = {int(errors.slots[0][n]) for n in errors.entries(pair) if self.tree.two_kinds[n]}
         rows = judged.call.baseline, judged.call.candidate
         stands = self._stands_alike(rows) and not has(rows[1].op, "shape")
         names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
@@ -145,8 +147,8 @@ class Regions:
             for side, call in loose:
                 self.readers[side].add(call)
             error = judged.call.slots.get(name)
-            if not stands or (error is not None and self._is_of_other_kind(error)):
-                continue  # a mask of bools is read as one of floats: who applies it is compared
+            if not stands or (error is not None and error.baseline in two_kinds):
+                continue  # who applies it is compared
             lost = any(self._is_lost(side, rows[side].slots.get(name)) for side in (0, 1) if starts[side] == NONE)
             if error is None or math.isnan(error.low) or lost:
                 self.uncompared.update(loose)
@@ -175,12 +177,6 @@ class Regions:
         around = [stream.find(row.parent) for stream, row in zip(self.tree.streams, rows, strict=True)]
         pairs = [int(self.tree.pairs[side][call]) for side, call in enumerate(around)]
         return pairs[0] == pairs[1] and (pairs[0] != NONE or around == [NONE, NONE])
-
-    def _is_of_other_kind(self, error: Distance) -> bool:
-        """Tell whether a slot holds numbers that round on one side alone."""
-        slots = zip(self.tree.streams, (error.baseline, error.candidate), strict=True)
-        first, second = (roundoff(stream.dtype_of(k)) for stream, k in slots)
-        return (first == 0) != (second == 0)
 
     def _is_lost(self, side: int, k: int | None) -> bool:
         """Tell whether the call that made what a slot holds was recorded and is missing."""
@@ -535,11 +531,12 @@ def granted(
     rows = [r for side in (0, 1) for r in parts[side].rows(calls[side])]
     if not any(region.calls):
         return flat
-    own = min(flat[0], math.hypot(*(side.own for side in sides)))
+    cancels = max(parts[side].cancels(k) for side, k in enumerate((error.baseline, error.candidate)))
+    own = cancels * min(flat[0], math.hypot(*(side.own for side in sides)))
     if any(r.carry in BRANCHES for r in rows):
         return own, own + flat[1] - flat[0] if math.isfinite(flat[1]) else math.inf
     carried = max((r.factor for r in rows), default=row.factor) * max(side.gain for side in sides) * worst
-    return own, min(flat[1], own + carried)
+    return own, min(cancels * flat[1], own + carried)
 
 
 def explained(row: CriterionRow, unit: float, calls: int, worst: float) -> float:
