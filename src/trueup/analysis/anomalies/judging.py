@@ -85,7 +85,7 @@ class _Reading:
     def __init__(self, capture: Capture, steps: list[int], ranks: list[int]) -> None:
         self.capture, self.steps, self.ranks = capture, steps, ranks
         self.memories = {rank: Memory() for rank in ranks}
-        self.magnitudes = {rank: Magnitudes() for rank in ranks}
+        self.magnitudes = {rank: Magnitudes(capture.ranks.get(rank, {})) for rank in ranks}
         self.judged: list[StepAnomalies] = []
         self.more: list[Anomaly] = []
         self.notes: list[str] = []

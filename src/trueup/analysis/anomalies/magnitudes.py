@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from trueup.foundation.facts.anomaly import Anomaly, Kind
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_output
 from trueup.foundation.model import TrueupError
+from trueup.foundation.settings import held_by, list_of
 from trueup.foundation.words.wording import counted, number
 
 SUBNORMAL_SHARE = 0.5
@@ -43,6 +46,7 @@ MOST, NAMED = 1000, 3  # calls that are counted, and named, beside the first
 class Magnitudes:
     """Of one rank, from step to step."""
 
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # of the rank: what its optimizers are set to
     before: dict[tuple[str, str, int, str], float] = field(default_factory=dict)
     _found: dict[Kind, Anomaly] = field(default_factory=dict)  # the first of each kind
     # Further calls: every layer shows a too small scale
@@ -116,7 +120,17 @@ class Magnitudes:
         bits: Array = np.zeros(len(stream.slot), np.uint8)
         said = f"{place.name} ({place.op}): {text.format(slot=slot)}"
         because = "gradients of this size may or may not hold the training up: compare the loss with that of a float32 run"
+        because = self._clipped() if kind == "explodes" else because
         self._found[kind] = Anomaly(kind, place, "low", said, slots_of(stream, call, bits), matters="unknown", because=because)
+
+    def _clipped(self) -> str:
+        """Say whether what explodes is clipped, and what to do."""
+        optimizers = list_of(held_by(self.manifest), "optimizers")
+        clips = list(dict.fromkeys(str(one["clipping"]) for one in optimizers if one.get("clipping")))
+        if clips:
+            return f"gradients are clipped ({', '.join(clips)}), so the step stays small: if the loss does not fall, learn slower"
+        seen = "no clipping was recorded" if optimizers else "whether gradients are clipped was not recorded"
+        return f"{seen}: clip them, for instance their norm at 1, or lower the learning rate, and see whether the loss falls"
 
 
 def _gradients(stream: Stream) -> Numbers:
