@@ -131,6 +131,16 @@ def test_placements_of_a_tensor_parallel_layer(operators: Path) -> None:
     assert reduced.column("l2").null_count == reduced.num_rows // 3, "all but the arguments were measured"
 
 
+@pytest.mark.parametrize("rank", RANKS)
+def test_what_ddp_exchanges_from_c_plus_plus_is_read_before_it_is_written_over(training: Path, rank: int) -> None:
+    """It compares shapes and hands out weights while it is made; which of these outputs could be read was a matter of time."""
+    capture = open_capture(training / "unlike" / "run")
+    made = capture.records(["l2"], rank=rank, phase="collective", op="c10d::allgather_", slot=["output.0", "output.1"])
+    assert made.num_rows == 2
+    assert made.column("l2").null_count == 0
+    assert not [note for note in capture.ranks[rank]["notes"] if "was written again" in note]
+
+
 def test_ranks_that_are_set_otherwise_are_named(training: Path) -> None:
     found = trueup.preflight(None, training / "unlike" / "run")
     version = np.__version__

@@ -40,6 +40,7 @@ WAIT = "_c10d_functional::wait_tensor"
 NAMES: dict[str, list[str]] = {kind: names.split() for kind, names in FACTS["collectives"].items()}
 MODULES, PASSED = (tuple(f"{torch.__path__[0]}/{name}" for name in NAMES[kind]) for kind in ("modules", "passed"))
 
+TORCH = f"{torch.__path__[0]}/"
 OURS = __file__.rpartition("/")[0]
 """Folder of ours, whose frames stand there too."""
 
@@ -51,10 +52,12 @@ def communicates(op: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who issued a collective: ``torch.distributed``'s public function, or None; ``native``: autograd, from C++."""
+    """Who issued a collective: ``torch.distributed``'s public function, or None; ``native``: autograd, from C++; ``inside``: other
+    C++ of PyTorch's own (DistributedDataParallel compares shapes, hands out weights), which waits for it where nobody sees it."""
 
     function: str | None
     native: bool
+    inside: bool
 
     @property
     def objects(self) -> bool:
@@ -175,7 +178,8 @@ def caller() -> Caller:
             break
         frame = frame.f_back
     native = function is None and (frame is None or frame.f_code.co_name == "_engine_run_backward")
-    return Caller(None if function is None else f"torch.distributed.{function}", native)
+    inside = function is None and not native and frame is not None and frame.f_code.co_filename.startswith(TORCH)
+    return Caller(None if function is None else f"torch.distributed.{function}", native, inside)
 
 
 KEYS = ("ADInplaceOrView", "BackendSelect")
@@ -304,7 +308,7 @@ class Collectives:
                 session.slots.inputs(call, found.inputs)
                 session.recorder.value(call, text)
         task = torch._C._current_graph_task_id() if said.native else -1
-        return _Execution(calls, found, task, functional=not op._schema.name.startswith("c10d::"))
+        return _Execution(calls, found, task, inside=said.inside, functional=not op._schema.name.startswith("c10d::"))
 
     def _of_objects(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the exchange of pickled objects one call without tensors, instead of the many that it is made of."""
@@ -350,6 +354,11 @@ class Collectives:
         for call in execution.calls:
             session.slots.produced(call, outputs)
         self._in_flight.add(pending)
+        if execution.inside and all(tensor.device.type == "cpu" for _, tensor in outputs):
+            with _Unseen(session.threads.state):
+                for work in pending.works:
+                    work.wait()
+            self._complete(pending, waited=True)
 
     # ---------------------------------------------------------------- completion
     def _wait_kernel(self, op: Any) -> Callable[..., Any]:
@@ -444,6 +453,7 @@ class _Execution:
     calls: list[Call]
     communication: Communication
     task: int
+    inside: bool  # whether C++ issued it that waits right away, and may write its results over before anybody reads them
     functional: bool  # whether it returns what it writes, and no `Work`
 
 
