@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from compat import small
+from readers import record_msprobe
 from readers.captures import imported
 from trueup import TrueupError, compare, open_capture
 from trueup_compat import msprobe
@@ -98,6 +100,32 @@ def test_modules_and_tensors_of_level_mix(tmp_path: Path) -> None:
     assert {row["slot"] for row in compared} > {"grad_input.1", "grad_input.weight", "input.weight"}
     for row in compared:
         assert row["digest"] == digests[row["level"], row["phase"], row["scope"], row["op"], row["slot"]]
+
+
+@pytest.mark.parametrize("level", ["mix", "L0", "L1"])
+def test_what_requires_gradients_is_what_the_real_tool_says(level: str) -> None:
+    with tarfile.open(Path(record_msprobe.__file__).with_name("dumps.tar.xz")) as archive:
+        (place,) = [m for m in archive.getmembers() if re.match(rf"\./statistics-{level}/step0/\w+/dump.json", m.name)]
+        file = archive.extractfile(place)
+        assert file is not None
+        theirs = json.load(file)["data"]
+    model, ids = record_msprobe.build()
+    debugger = msprobe.PrecisionDebugger(config_path=str(configured(level=level)))
+    debugger.start(model)
+    record_msprobe.loss_of(model, ids).backward()
+    debugger.stop()
+    debugger.step()
+    (folder,) = Path("out/step0").iterdir()
+    ours = data(folder)
+
+    def required(entries: dict[str, Any], name: str) -> list[bool]:
+        groups = [entries[name].get(group, {}) for group in ("input_args", "output", "parameters")]
+        leaves = [leaf for group in groups for leaf in (group.values() if isinstance(group, dict) else group)]
+        return [leaf["requires_grad"] for leaf in leaves if isinstance(leaf, dict) and "requires_grad" in leaf]
+
+    shared = [name for name in theirs if name in ours and ".forward" in name]
+    assert len(shared) >= 15
+    assert {name: required(ours, name) for name in shared} == {name: required(theirs, name) for name in shared}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from trueup.foundation.model import PHASES
+from trueup.recording.adapters.torch.context import paths
 from trueup.recording.adapters.torch.environment import rank_and_world
 from trueup.recording.recorder import CaptureOptions
 from trueup_compat.msprobe.config import Config, ConfigError, enabled_now, read
@@ -202,7 +203,9 @@ class PrecisionDebugger(OnlyOne):
     def _begin(self, models: Sequence[torch.nn.Module]) -> Recording:
         """Begin with the first step that is wanted; the others cost nothing."""
         native = self.config.path / NATIVE
-        tree = Tree(self.config, native, self._place())
+        held = ((path, named) for model in models for path, module in paths(model) for named in module._parameters.items())
+        trained = {f"{path}.{name}" for path, (name, parameter) in held if parameter is not None and parameter.requires_grad}
+        tree = Tree(self.config, native, self._place(), trained)
         steps = list(self.config.steps) or None
         phases = tuple(phase for phase in PHASES if phase != "optimizer")
         options = CaptureOptions.of(level=self.config.captured, detail=self.config.detail, phase=phases, steps=steps)

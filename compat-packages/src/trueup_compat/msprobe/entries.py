@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,21 @@ def entry_of(call: Sequence[Row], name: str, sides: Sequence[str], summary: str,
         return {}
     groups = ("input", "output") if backward else ("input_args", "input_kwargs", "output", "parameters")
     return {group: _shaped(trees.get(group, {}), group) for group in groups if group in trees or group != "parameters"}
+
+
+def require_gradients(entries: Mapping[str, dict[str, Any]]) -> None:
+    """Mark what a backward gives a gradient, or gets one of, in the entry of its forward: ``requires_grad``.
+
+    The capture says of inputs alone what requires a gradient, and only at detail tensor.
+    """
+    for name, backward in entries.items():
+        forward = entries.get(re.sub(r"\.backward(?=$|\.\d+$)", ".forward", name), backward)
+        if forward is backward:
+            continue
+        for gradients, held in (("output", "input_args"), ("input", "output")):
+            for gradient, leaf in zip(backward.get(gradients, ()), forward.get(held, ()), strict=False):
+                if isinstance(gradient, dict) and isinstance(leaf, dict) and "requires_grad" in leaf:
+                    leaf["requires_grad"] = True
 
 
 def _asked(sides: Sequence[str], direction: str, group: str) -> bool:

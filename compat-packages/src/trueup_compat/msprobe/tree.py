@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.version import VERSION
 from trueup_compat.files import Row, calls_of, frames_of, payload_of
 from trueup_compat.msprobe.config import Config
-from trueup_compat.msprobe.entries import entry_of
+from trueup_compat.msprobe.entries import entry_of, require_gradients
 from trueup_compat.msprobe.selection import entry_name, is_listed
 from trueup_compat.names import CallName
 
@@ -49,6 +49,8 @@ class Tree:
     native: Path
     place: str
     """Name of this process's folder in a step's: ``rank0``, or ``proc4711`` where there is no process group."""
+    trained: Container[str] = ()
+    """Parameters that require gradients, by scope and name: ``head.weight``."""
     _step: _Step = field(default_factory=_Step)
 
     def write(self, native_rank: int, names: Mapping[int, CallName]) -> None:
@@ -87,6 +89,7 @@ class Tree:
                 for call in calls_of(found):
                     if self._add(capture, rank, call, tensors):
                         told.write(f"{json.dumps([call[0]['seq'], entry_name(names[call[0]['seq']])])}\n")
+        require_gradients(self._step.data)
         self._save(folder, tensors)
         where = os.path.relpath(self.native, folder)
         marker = Marker(where, rank, step, filtered=False, sides=self.config.sides, levels=self.config.captured)
@@ -110,6 +113,8 @@ class Tree:
         entry = entry_of(call, name, self.config.sides, self.config.summary, keep)
         if not entry:
             return False
+        for parameter, leaf in entry.get("parameters", {}).items():
+            leaf["requires_grad"] = f"{first['scope']}.{parameter}" in self.trained
         if self.config.task != "structure":
             held.data[name] = entry
         above = held.names.get(first["parent"]) if first["parent"] is not None else None
