@@ -110,6 +110,13 @@ def suffix(folder: Path) -> None:
 
 
 @broken
+def beside_the_generators_state(folder: Path) -> None:
+    model = renamed(lambda name: f"module._orig_mod.{name}")
+    torch.save({"model": model, "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]},
+                "epoch": 3, "rng": torch.get_rng_state()}, folder / "broken.pt")  # fmt: skip
+
+
+@broken
 def before_pytorch_1_6(folder: Path) -> None:
     torch.save(renamed(lambda name: f"module.{name}"), folder / "broken.pt", _use_new_zipfile_serialization=False)
 
@@ -451,3 +458,12 @@ def test_the_page_s_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert json.loads(Path("out.json").read_text())["strict"] is True
     assert main(["checkpoint", "inspect", "checkpoint.pth.tar", "--json", "in.json"]) == 0
     assert main(["checkpoint", "compare", "checkpoint.pth.tar", "fixed.safetensors"]) == 0
+
+
+def test_an_optimizers_part_is_held_against_that_of_another(tmp_path: Path) -> None:
+    beside_the_generators_state(tmp_path)
+    found = repair(tmp_path / "broken.pt", tmp_path / "fixed.safetensors", like=tmp_path / "broken.pt", part="optimizer")
+    assert (found.exit_code, found.missing, found.unexpected) == (0, (), ())
+    assert found.left == (f"model ({len(STATE)} tensors)", "rng (1 tensor)", "optimizer.param_groups", "epoch")
+    with pytest.raises(TrueupError, match="expected: no --part, for this file's tensors stand by themselves"):
+        open_checkpoint(tmp_path / "fixed.safetensors").part("optimizer")

@@ -92,8 +92,9 @@ class Checkpoint:
     def part(self, name: str | None) -> dict[str, Held]:
         """Return the tensors of a part, None: of the model. Raises TrueupError if there is no such part."""
         if name is not None and name not in self.parts:
+            named = ", ".join(filter(None, self.parts)) or "no --part, for this file's tensors stand by themselves"
             raise TrueupError(
-                f"The checkpoint has no such part.\n  where:    {self.path}\n  expected: one of {', '.join(self.parts)}\n"
+                f"The checkpoint has no such part.\n  where:    {self.path}\n  expected: {named}\n"
                 f"  got:      {name!r}\n"
                 "  next:     trueup checkpoint inspect shows them"
             )
@@ -299,7 +300,11 @@ def _parted(checkpoint: Checkpoint, content: Any, bytes_of: BytesOf | None) -> C
     content = {"tensor": content} if isinstance(content, Stored) else content
     if not isinstance(content, Mapping):
         raise ValueError("it holds no state_dict")
-    flat = any(isinstance(one, (Stored, Sharded, np.ndarray)) for one in content.values())
+    tensors = Stored, Sharded, np.ndarray
+    flat = any(isinstance(one, tensors) for one in content.values()) and not any(  # a training's file may hold a tensor beside: rng
+        name in MODELS and isinstance(one, Mapping) and any(isinstance(value, tensors) for _, value in leaves(one))
+        for name, one in content.items()
+    )
     for name, inner in content.items():
         part = checkpoint.parts.setdefault("" if flat else str(name), {})
         for path, value in leaves(inner, str(name) if flat else ""):

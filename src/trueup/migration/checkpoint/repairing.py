@@ -76,7 +76,7 @@ def repair(source: str | Path, output: str | Path, *, like: str | Path | None = 
         like: a checkpoint of the model as it is (``torch.save(model.state_dict(), ...)``): its names and shapes are what a
         strict load
             wants. None: only what wrappers add is taken off, and nothing is proved.
-        part: what is written; None: the weights. An optimizer's state is a part, too.
+        part: what is written; None: the weights. An optimizer's state is a part, too; it is held against that of ``like``.
 
     Raises:
         TrueupError: a checkpoint cannot be read, or the output exists or cannot be written.
@@ -91,7 +91,8 @@ def repair(source: str | Path, output: str | Path, *, like: str | Path | None = 
     checkpoint = open_checkpoint(source)
     name = checkpoint.model if part is None else part
     held = checkpoint.part(name)
-    wanted = None if like is None else open_checkpoint(like).part(None)
+    reference = None if like is None else open_checkpoint(like)
+    wanted = None if reference is None else reference.part(part if part in reference.parts else None)
     held = held if wanted is None else unflattened(held, wanted, str(source))
     names = unwrapped(held)
     if wanted is not None:
@@ -115,7 +116,9 @@ def repair(source: str | Path, output: str | Path, *, like: str | Path | None = 
 
 def _left(checkpoint: Checkpoint, part: str) -> tuple[str, ...]:
     tensors = [f"{name} ({counted(len(held), 'tensor')})" for name, held in checkpoint.parts.items() if name != part]
-    return (*tensors, *dict.fromkeys(name.partition(".")[0] for name in checkpoint.values if name.partition(".")[0] != part))
+    values = [name.split(".") for name in checkpoint.values]  # what is no tensor of the part itself is left out, too: param_groups
+    said = dict.fromkeys(".".join(name[: 1 + (name[0] == part)]) for name in values)
+    return (*tensors, *(name for name in said if name not in checkpoint.parts))
 
 
 def _written(tensors: dict[str, Held], target: Path) -> None:
