@@ -77,6 +77,12 @@ def test_a_norm_in_float16_and_the_scale_that_it_makes_collapse(tmp_path: Path, 
     assert amp(tmp_path / "bfloat16/run-1").dtype == "bfloat16"
     assert PAGE.count(said["sentence"].replace("; ", ";\n", 1)) == 1
 
+    capsys.readouterr()
+    assert main(["check", "--amp", str(runs["half"])]) == 1
+    assert "--baseline FLOAT32 --policy policy.toml -- COMMAND" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", "--amp", str(runs["wide"]), "--policy", str(tmp_path / "none.toml")]) == 0
+    assert "none.toml was not written: there is nothing to advise." in " ".join(capsys.readouterr().out.split())
+
     assert amp(runs["wide"]).sentence.startswith("mixed precision is off")
     policy.write_text('[[rule]]\nscope = "2"\nop = "torch.nn.functional.linear"\ndtype = "float32"\n', "utf-8")
     other = verify(runs["half"], runs["wide"], command, policy, tmp_path / "other")

@@ -224,7 +224,9 @@ def test_secrets_stay_out(tmp_path: Path) -> None:
     assert "hf_abc" not in json.dumps(found.document())
 
 
-def test_operators_of_a_host_log(tmp_path: Path) -> None:
+def test_operators_of_a_host_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = "[INFO] ASCENDCL(3,p):2021-07-01-10:00:00.000 [c.cpp:3]3 aclopCompile::aclOp OpType: {}, INPUT [1,{}]].\n"
     compiled = "[INFO] ASCENDCL(3,p):2021-07-01-10:00:00.000 [c.cpp:4]3 To compile op\n"
     text = "".join(f"step {n}\n" + asked.format("TransData", 3) + asked.format("Add", n) + compiled for n in (1, 2, 3))
@@ -240,6 +242,11 @@ def test_operators_of_a_host_log(tmp_path: Path) -> None:
         1,
         "2 operators with 4 sets of parameters, asked for 6 times in 3 steps; Add compiled after step one.",
     )
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain-log", "--operators", *write(tmp_path, plog=text)]) == 1
+    out = capsys.readouterr().out
+    assert "3 calls only copy or change a format: TransData." in out
+    assert "next: fix the shapes or attributes that change" in out
     assert operators(write(tmp_path, other="nothing\n")).exit_code == 2
     with pytest.raises(TrueupError, match="--step cannot be read"):
         operators(write(tmp_path, other="nothing\n"), "(")
@@ -268,7 +275,9 @@ def test_the_page_s_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     document = json.loads((tmp_path / "out.json").read_text())
     assert (document["schema"], document["row"]["id"]) == ("trueup-explain-log", "cuda-memory")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"KeyError: 'labels'\n")))
+    capsys.readouterr()
     assert main(["explain-log", "-"]) == 2
+    assert "next  Give the logs of all ranks" in capsys.readouterr().out
 
 
 def test_lines_that_stop_are_taken_whatever_they_say() -> None:

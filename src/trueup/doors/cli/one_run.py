@@ -153,7 +153,7 @@ def _amp(path: Path, step: Numbers, rank: Numbers, wanted: tuple[File, Word], li
         from trueup.analysis.audit.amp import amp as judge
         from trueup.doors.report.audit import amp_document, render_amp
         from trueup.doors.report.saving import write_text
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.terminal import Terminal, print_lines, print_written
 
     found, console = judge(path, step=step, rank=rank), Terminal()
     render_amp(found, limit, console)
@@ -164,6 +164,11 @@ def _amp(path: Path, step: Numbers, rank: Numbers, wanted: tuple[File, Word], li
     policy = found.policy if instead is None else found.instead[instead]
     if file is not None and policy:
         print_written(write_text(policy, file, "a file that can be written, for the policy"), console, "policy")
+    elif file is not None:
+        print_lines(console, [f"{file} was not written: there is nothing to advise."], 0)
+    elif policy:
+        tried = f"trueup heal {shlex.quote(str(path))} --baseline FLOAT32 --policy policy.toml -- COMMAND"
+        print_lines(console, [f"next: this command with --policy policy.toml, then {tried}"], 0)
     save_as_json(lambda: amp_document(found), json, console)
     return found.exit_code
 

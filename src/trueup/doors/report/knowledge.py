@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 NAMES = {"op": "operator"}
 LATE = "The operator and the line that Python names are those that waited, and need not be those that failed."
 
+UNKNOWN = (
+    "Give the logs of all ranks and the device's host log: an earlier line may say why. Else search these words in the issues of "
+    "the library that raised them."
+)
+
 
 def render_explanation(found: Explanation, limit: int, console: Console) -> None:
     """Print the conclusion, the row of the first error, and up to ``limit`` of each other kind of line."""
@@ -56,7 +61,7 @@ def _particulars(first: Sighting) -> list[tuple[str, str]]:
         rows.append(("code", first.source))
     if first.names:
         rows.append(("names", ", ".join(f"{NAMES.get(name, name)} {value}" for name, value in first.names.items())))
-    return rows + (_row(first.row) if first.row is not None else [])
+    return rows + (_row(first.row) if first.row is not None else [("next", UNKNOWN)])
 
 
 def _row(row: Row) -> list[tuple[str, str]]:
@@ -93,7 +98,10 @@ def render_operators(found: Operators, limit: int, console: Console) -> None:
     listing(console, ("operator", "parameters", "asked", "compiled", "after step 1", "steps"), rows, limit)
     moved = sum(one.asked for one in found.operators if one.moves)
     if moved:
-        print_lines(console, [f"{counted(moved, 'call')} only copy or change a format (TransData, Cast, ViewCopy)."], 0)
+        which = ", ".join(sorted({one.type for one in found.operators if one.moves}))
+        print_lines(console, [f"{counted(moved, 'call')} only copy or change a format: {which}."], 0)
+    if found.exit_code == 1:
+        print_lines(console, ["next: fix the shapes or attributes that change from step to step, as the parameters above show."], 0)
     if found.left_out:
         print_lines(console, [f"{counted(found.left_out, 'call')} of further parameters were left out."], 0, "dim")
 

@@ -123,7 +123,7 @@ class Environments:
             changes = [one for one in self.differences if one.severity == "changes"]
             if changes:
                 one = changes[0]
-                more = f", and {counted(len(changes) - 1, 'more setting')} that change numbers" if len(changes) > 1 else ""
+                more = f", and {counted(len(changes) - 1, 'more such setting')}" if len(changes) > 1 else ""
                 return f"{one.name} is {one.baseline} in the first and {one.candidate} in the second, which changes numbers{more}."
             may = sum(one.severity == "may" for one in self.differences)
             rest = f"; {counted(may, 'setting')} may change them" if may else ""
