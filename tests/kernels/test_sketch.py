@@ -143,8 +143,15 @@ def test_elements_that_cancel_in_a_lane_show_in_norm_and_mean() -> None:
             second[[0, row], [5, column]] += 0.01
             estimate = distance(sketch(first), sketch(second))
             sides = [(np.linalg.norm(side, keepdims=True).ravel(), np.array([side.mean()])) for side in (first, second)]
-            found = float(at_least(np.array([estimate]), *sides, np.array([first.size]))[0])
+            found = float(at_least(np.array([estimate]), *sides, np.array([first.size]), summed=1e-9)[0])
             hidden += estimate < 1e-9
             assert 0.02 / first.size**0.5 < found * (1 + 1e-9), "the sums differ by 0.02"
             assert found <= max(float(estimate), 0.01 * 2**0.5), "no more is proved than there is"
     assert hidden, "none of them cancels"
+
+
+def test_norms_of_equal_numbers_summed_in_another_order_prove_nothing() -> None:
+    sides = [(np.array([norm, norm, np.nan]), np.array([0.5, 0.5, 0.5])) for norm in (44.245736733299964, 44.245736733299957)]
+    found = at_least(np.array([0.0, np.nan, 0.0]), *sides, np.array([2048.0] * 3), summed=1e-9)
+    assert found[[0, 2]].tolist() == [0.0, 0.0]
+    assert np.isnan(found[1])

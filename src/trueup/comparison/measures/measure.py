@@ -15,6 +15,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Alignment, Array, Numbers, Row, Stream, other_counts, same_slots
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts
+from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.arguments import shared, what_matters
 from trueup.foundation.facts.operators import has, having
@@ -354,7 +355,7 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     counted = counted | unequal
     finite = baseline.numel[k] - baseline.counts[k].sum(axis=1) - masked
     sums = ((baseline.l2[k], baseline.mean[k]), (candidate.l2[j], candidate.mean[j]))
-    sketched = at_least(baseline.sketch.distances(k, candidate.sketch, j), *sums, finite)
+    sketched = at_least(baseline.sketch.distances(k, candidate.sketch, j), *sums, finite, summed=ANY_ORDER)
     known = ~np.isnan(sketched)
     found = np.where(discrete, np.maximum(sketched, 1.0), sketched)
     errors.absolute[at] = np.where(known & counted, np.inf, found)

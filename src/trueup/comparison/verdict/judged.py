@@ -15,7 +15,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, numbered
 from trueup.comparison.measures.measure import Errors, Measured
-from trueup.comparison.measures.thresholds import GONE, NESTED
+from trueup.comparison.measures.thresholds import CANCELLED, GONE, NESTED
 from trueup.comparison.verdict.evidence import NOTHING, Yardstick
 from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.operands import most
@@ -359,13 +359,15 @@ class Tree:
     @cached_property
     def two_kinds(self) -> Array:
         """Tell which entries hold numbers that round on one side alone, as a mask of bools and one of 0 and -Inf, and go where the
-        results agree of who reads them in the end: those are compared in their place."""
+        results agree of who reads them in the end, or differ as its other inputs do: those are compared in their place."""
         errors, verdicts = self.verdicts.errors, self.verdicts
         found = np.not_equal(*(side > 0 for side in errors.roundoffs))
         if not found.any():
             return np.asarray(found)
-        at, made = errors.outputs & ~found, self.pairs[1][self.streams[1].producers[errors.slots[1]]]
-        apart = most(np.nan_to_num(errors.relative[at]), errors.pair[at], len(verdicts)) > verdicts.criterion.certain * verdicts.own
+        made = self.pairs[1][self.streams[1].producers[errors.slots[1]]]
+        one_kind = np.where(found, 0.0, np.minimum(np.nan_to_num(errors.relative), CANCELLED))
+        given, got = (most(one_kind[at], errors.pair[at], len(verdicts)) for at in (errors.inputs, errors.outputs))
+        apart = got > verdicts.criterion.certain * verdicts.own + CANCELLED * given
         for n in reversed(np.flatnonzero(found & errors.inputs & (made != NONE)).tolist()):
             apart[made[n]] |= apart[errors.pair[n]]
         return np.asarray(found & ~apart[errors.pair])

@@ -128,13 +128,16 @@ def distances(addresses_a: NDArray[np.int64], addresses_b: NDArray[np.int64]) ->
     return np.sqrt(squared)
 
 
-def at_least(estimate: Floats, first: tuple[Floats, Floats], second: tuple[Floats, Floats], count: Floats) -> Floats:
+def at_least(
+    estimate: Floats, first: tuple[Floats, Floats], second: tuple[Floats, Floats], count: Floats, *, summed: float
+) -> Floats:
     """Return estimates of ‖a − b‖, float64 ``(n,)``, no smaller than ``(norms, means)`` of both prove: ``|‖a‖ − ‖b‖|`` (triangle
     inequality) and ``|sum(a) − sum(b)| / √count`` (Cauchy-Schwarz), where ``count`` are finite. Of elements that moved by the
-    same number, as by Adam's first step, nothing is left where they meet in a lane with opposite signs."""
+    same number, as by Adam's first step, nothing is left where they meet in a lane with opposite signs. ``summed``, relative to the
+    norms, is what the same numbers may be off by when they are summed in another order, as in another dtype: it proves nothing."""
     with np.errstate(all="ignore"):
         proved = np.fmax(np.abs(first[0] - second[0]), np.abs(first[1] - second[1]) * np.sqrt(count))
-        return np.where(proved > estimate, proved, estimate)
+        return np.where(proved > np.maximum(estimate, summed * np.fmax(first[0], second[0])), proved, estimate)
 
 
 def _scaled_norm(rows: Floats) -> Floats:
