@@ -69,6 +69,11 @@ def test_a_norm_in_float16_and_the_scale_that_it_makes_collapse(tmp_path: Path, 
     healed = amp(tmp_path / "half-healed/run-1")
     assert (healed.exit_code, [skipped for _, _, skipped in healed.scale]) == (0, [False] * 4)  # 65,536 was too much
     assert {scale for _, scale, _ in healed.scale} == {said["first_scale"]}
+    high = tmp_path / "high.toml"
+    high.write_text(policy.read_text("utf-8").replace(f"init_scale = {said['first_scale']}", "init_scale = 1e9"), "utf-8")
+    proved = verify(runs["half"], runs["wide"], command, high, tmp_path / "high")
+    assert proved.verdict == "not healed"
+    assert proved.sentence.startswith("with the policy the scaler skipped all of 4 steps: ")
     for name in ("static", "bfloat16"):
         assert main(["check", "--amp", str(runs["half"]), "--policy", str(policy), "--instead", name]) == 1
         proved = verify(runs["half"], runs["wide"], command, policy, tmp_path / name)

@@ -156,7 +156,7 @@ def verify(
     capture: str | Path, wide: str | Path, command: Sequence[str], policy: str | Path, output: str | Path | None = None
 ) -> Healed:
     """Run a training of mixed precision with a policy, and judge it against a float32 run of it: no call may overflow in a way that
-    matters, unless it does so in that run, too, and each loss has to be within `LOSS` of that run's.
+    matters, unless it does so in that run, too, a step has to be made, and each loss has to be within `LOSS` of that run's.
 
     Args:
         capture: the run of mixed precision, whose steps and levels are recorded again.
@@ -186,6 +186,11 @@ def verify(
         first = first_beside(result.anomalies, overflow(other).anomalies)
     if first is not None:
         return Healed("not healed", f"with the policy: {first.sentence}", target, (run,), uses, result)
+    skipped = [skipped for _, _, skipped in _scales(open_capture(run))]
+    if skipped and all(skipped):  # losses of weights that nothing changed prove nothing
+        steps = counted(len(skipped), "step")
+        text = f"with the policy the scaler skipped all of {steps}: trueup check --amp {run} says where to start"
+        return Healed("not healed", text, target, (run,), uses, result)
     before, now, right = (_losses(one) for one in (opened, open_capture(run), other))
     common = sorted(now.keys() & right.keys())
     if not common:
@@ -210,9 +215,16 @@ def _losses(capture: Capture) -> dict[int, float]:
     """Return the loss of each step, without the scale that it was multiplied by before its backward."""
     overview = Overview(capture)
     overview.add_the_rest(())
-    scaled = capture.records(columns=list(SCALE_COLUMNS), step=overview.scaled, op=named("scaler")) if overview.scaled else None
-    by_step = {} if scaled is None else {step: scale for step, scale, _ in scales(scaled)}
+    by_step = {step: scale for step, scale, _ in _scales(capture)}
     return {step: loss / (by_step.get(step) or 1.0) for step, loss in overview.losses.items()}
+
+
+def _scales(capture: Capture) -> list[tuple[int, float, bool]]:
+    """Return the loss scale of each step that has one, and whether the scaler skipped the step."""
+    overview = Overview(capture)
+    overview.add_the_rest(())
+    scaled = capture.records(columns=list(SCALE_COLUMNS), step=overview.scaled, op=named("scaler")) if overview.scaled else None
+    return [] if scaled is None else list(scales(scaled))
 
 
 def _apart(one: float, other: float) -> float:
