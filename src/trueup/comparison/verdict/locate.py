@@ -257,9 +257,9 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
 
 def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     """Tell whether a random operator drew the same numbers on both sides, so that only its arithmetic can differ. Different masks
-    have as many zeros only by chance; the same draw with another scale has a cosine of sketches of 1."""
+    have as many zeros only by chance; the same draw with another scale has a cosine of sketches of 1, as any two numbers have."""
     error = judged.call.slots.get(judged.worst or "")
-    if error is None:
+    if error is None or baseline.numel[error.baseline] == 1:
         return False
     b, c = baseline.sketch[error.baseline], candidate.sketch[error.candidate]
     norms = float(np.linalg.norm(b) * np.linalg.norm(c))
