@@ -101,7 +101,7 @@ class Beginnings:
             elif apart[n] and updated:
                 self._given[key] = None
                 self.batches.setdefault(part.rank, part.step)
-        if part.step:
+        if part.step and self._unmade:
             self._sort(part.rank, {int(one) for one in candidate.identity[slots[read & (made == NONE)]]})
 
     def _sort(self, rank: int, again: set[int]) -> None:

@@ -29,30 +29,30 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
-    if not gradients_agree(tree):
+    accumulated = _agreeing(tree)
+    if accumulated is None:
         return None
-    accumulated, errors = _accumulated(tree), tree.verdicts.errors
-    accumulated = accumulated[errors.relative[accumulated] <= _limit(tree)]  # little is left of the others
-    biased = unrecorded(tree.verdicts.criterion, _coarsest(tree))[1]
+    errors, biased = tree.verdicts.errors, unrecorded(tree.verdicts.criterion, _coarsest(tree))[1]
     sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max(initial=0.0))))
 
 
 def gradients_agree(tree: Tree) -> bool:
     """Tell whether all that the optimizer reads and makes agrees by what rounding makes of a whole step; not where it was not
-    recorded, or where a call of it has no counterpart. A gradient of which little is left, as that of a bias of keys, may be off by
-    as much as others of its shape are that the same operator gets or makes."""
+    recorded, or where a call of it has no counterpart."""
+    return _agreeing(tree) is not None
+
+
+def _agreeing(tree: Tree) -> Numbers | None:
+    """Return what agrees of it, None where something does not. A gradient of which little is left, as that of a bias of keys, may
+    be off by as much as others of its shape are that the same operator gets or makes; it is none of those that are returned."""
     at, errors, stream = _accumulated(tree), tree.verdicts.errors, tree.streams[1]
-    agree, slots = errors.relative[at] <= _limit(tree), errors.slots[1][at]
-    off = np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
-    _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
-    agree |= errors.absolute[at] <= CANCELLED * most(off, kind := kind.reshape(-1), len(at))[kind]
-    return len(at) > 0 and bool(agree.all())
-
-
-def _limit(tree: Tree) -> float:
     own = unrecorded(tree.verdicts.criterion, _coarsest(tree))[0]
-    return min(own * math.sqrt(max(map(len, tree.streams))), HALF)
+    agree = errors.relative[at] <= min(own * math.sqrt(max(map(len, tree.streams))), HALF)
+    slots, off = errors.slots[1][at], np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
+    _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
+    little = errors.absolute[at] <= CANCELLED * most(off, kind := kind.reshape(-1), len(at))[kind]
+    return at[agree] if len(at) and (agree | little).all() else None
 
 
 def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:

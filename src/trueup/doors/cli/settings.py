@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +22,32 @@ TABLE = "tool.trueup"
 
 def defaults(command: Any, name: str) -> dict[str, Any]:
     """Return what a project gives a command, by parameter; raises UsageError where its table is none, or names no option."""
-    file = _file()
-    if file is None:
+    found = _file()
+    if found is None:
         return {}
-    table = _table(file, name)
+    file, data = found
+    table = _table(file, data, name)
     return _of(command, table, f"{TABLE}.{name}", file)
 
 
-def _file() -> Path | None:
-    """Return the nearest pyproject.toml with a table of ours."""
+def _file() -> tuple[Path, bytes] | None:
+    """Return the nearest pyproject.toml and what it holds, None where it has no table of ours."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         file = folder / "pyproject.toml"
         if file.is_file():
-            return file if f"[{TABLE}" in file.read_text("utf-8", "replace") else None
+            data = file.read_bytes()
+            return (file, data) if f"[{TABLE}".encode() in data else None
     return None
 
 
-def _table(file: Path, name: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
+def _table(file: Path, data: bytes, name: str) -> dict[str, Any]:
     from trueup.doors.cli.app import COMMANDS
+    from trueup.foundation.toml import parsed
 
     try:
-        held = tomllib.loads(file.read_text("utf-8"))["tool"]["trueup"]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        held = parsed(data.decode("utf-8"))["tool"]["trueup"]
+    except (ValueError, KeyError, TypeError) as error:
         raise _refused(file, TABLE, "a table", f"what cannot be read: {error}") from None
     if not isinstance(held, dict):
         raise _refused(file, TABLE, "a table", type(held).__name__)

@@ -19,7 +19,7 @@ from trueup.doors.report.document import dumps
 from trueup.doors.report.saving import write_text
 from trueup.foundation.model import Finding, Result
 from trueup.foundation.version import VERSION
-from trueup.foundation.words.wording import INSTALLED, clean, one_line
+from trueup.foundation.words.wording import clean, one_line, own_frame
 
 FRAME = re.compile(r"(?P<file>.+):(?P<line>[1-9]\d*) in .*", re.DOTALL)
 
@@ -109,8 +109,7 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 def _place(finding: Finding) -> tuple[str, int] | None:
     """Return file and line of the user's own code that made the call, None where no stack was recorded."""
-    frames = [frame for frame in finding.stack if not any(folder in frame for folder in INSTALLED)]
-    read = FRAME.fullmatch((frames or [finding.source or ""])[0])
+    read = FRAME.fullmatch(own_frame(finding.source or "", finding.stack))
     if read is None:
         return None
     path, here = read["file"].replace("\\", "/"), Path.cwd().as_posix()

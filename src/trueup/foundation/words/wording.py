@@ -93,9 +93,14 @@ def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
+def own_frame(source: str, stack: Sequence[str]) -> str:
+    """Return the innermost frame of a stack that is the user's own code, ``source`` where none is."""
+    return next((frame for frame in stack if not any(folder in frame for folder in INSTALLED)), source)
+
+
 def user_source(source: str, stack: Sequence[str]) -> str:
     """Say where a call stands in the user's own code (``source``), and by its stack through which library it went from there."""
-    own = next((frame for frame in stack if not any(folder in frame for folder in INSTALLED)), source)
+    own = own_frame(source, stack)
     return short_source(source) if own == source else f"{short_source(own)}, through {short_source(source)}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from trueup.foundation.progress import advance, is_heard
+from trueup.foundation.words.wording import counted
 
 EVERY = 5.0
 """Seconds between two looks; a line of a log comes every ten."""
@@ -36,7 +37,7 @@ def _follow(directory: Path, ended: Event) -> None:
         seen.look()
         if seen.files:
             rate = seen.bytes / 1e6 / max(time.monotonic() - began, 1e-9)
-            steps = f"{len(seen.steps):,} step{'s' if len(seen.steps) != 1 else ''}"
+            steps = counted(len(seen.steps), "step")
             advance("capturing", "rows", seen.rows, detail=f"{steps}, {seen.bytes / 1e6:,.1f} MB written, {rate:,.1f} MB/s")
 
 
