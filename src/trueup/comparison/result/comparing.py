@@ -15,6 +15,7 @@ from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_ca
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
+from trueup.comparison.result.layouts import not_told, other_layouts
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
@@ -40,6 +41,8 @@ ALIKE_NAMED = 20
 
 MOST_SETTINGS = 3
 """Settings that differ and show in no culprit that a verdict names; `trueup preflight` lists all."""
+
+TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or each with an earlier run of its own"
 
 MAX_FINDINGS = 200
 """Victims listed one by one; all are in the table of calls or counted."""
@@ -273,6 +276,8 @@ def compare(
     given = (baseline, candidate, *repeat, *([] if reference is None else [reference]))
     first, second, *others = map(open_capture, given)
     told = Mapping() if mapping is None else load_mapping(mapping)
+    if layouts := other_layouts((first, second)):
+        return not_told((first, second), TWO_LAYOUTS.format(layouts), load_criterion(criterion))
     repeats, truth = others[: len(repeat)], None if reference is None else others[-1]
     comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth, own_errors)
     assembly = Assembly(comparison)

@@ -1,0 +1,98 @@
+"""What layout a capture has: how many processes, which meshes, where each weight is cut.
+
+    TP=2          every DTensor lies on a mesh of one dimension named tp, of two ranks
+    DP=2 TP=2     a mesh of two dimensions
+    2 processes   nothing is placed: data parallel by DDP, or by hand
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow.compute as pc
+
+from trueup.foundation.store import Capture
+
+Mesh = tuple[tuple[str, ...], tuple[int, ...]]  # names of the dimensions, and sizes
+
+UNNAMED = "ranks"
+"""Name of a mesh's dimension that the program gave none."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one capture lies on its processes. ``world`` is None where the capture does not say."""
+
+    world: int | None
+    meshes: frozenset[Mesh]
+    weights: frozenset[tuple[str, str]]
+    """Names of placed slots of modules, each with its shape and placements as text."""
+
+    @cached_property
+    def axes(self) -> dict[str, int]:
+        """Size of each mesh dimension that has a name of its own, largest mesh first."""
+        found: dict[str, int] = {}
+        for names, sizes in sorted(self.meshes, key=lambda mesh: -len(mesh[0])):
+            for name, size in zip(names, sizes, strict=True):
+                found.setdefault(name, size)
+        return found
+
+    def __str__(self) -> str:
+        if not self.axes:
+            return "one process" if self.world == 1 else f"{self.world} processes"
+        return " ".join(f"{name.upper() if name != UNNAMED else 'sharded'}={size}" for name, size in self.axes.items())
+
+    def differs(self, other: Layout) -> bool:
+        """Tell whether ranks of the same number do different parts of the work in two runs, as far as the captures say."""
+        if self.world is None or other.world is None:
+            return False
+        if self.world != other.world or self.meshes != other.meshes:
+            return True
+        mine, theirs = dict(self.weights), dict(other.weights)
+        return any(theirs[name] != placed for name, placed in mine.items() if name in theirs)
+
+
+def layout_of(capture: Capture) -> Layout:
+    """Return how a capture lies on its processes; of one process nothing is read."""
+    worlds = {told for m in capture.ranks.values() if type(told := m.get("world_size")) is int}
+    world = max(worlds, default=None)
+    if world in (None, 1) or not capture.steps:
+        return Layout(world, frozenset(), frozenset())
+    rows = capture.records(["level", "scope", "slot", "value"], rank=min(capture.ranks), step=capture.steps[0])
+    rows = rows.filter(pc.fill_null(pc.match_substring(rows["value"], '"placements"'), False))
+    placed = {text: part for text in pc.unique(rows["value"]).to_pylist() if (part := part_in(text)) is not None}
+    meshes = frozenset(mesh for part in placed.values() if (mesh := mesh_of(part)) is not None)
+    weights = frozenset(
+        (f"{row['scope']}.{row['slot']}", json.dumps([placed[row["value"]].get(name) for name in ("global_shape", "placements")]))
+        for row in rows.to_pylist()
+        if row["level"] == "module" and row["value"] in placed and row["slot"].startswith("param.")
+    )
+    return Layout(world, meshes, weights)
+
+
+def part_in(text: str | None) -> dict[str, Any] | None:
+    """Return what a row's ``value`` says of the place of its tensor in the whole; None of arguments and of what is no JSON."""
+    if text is None or '"placements"' not in text:
+        return None
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) and isinstance(told.get("placements"), list) else None
+
+
+def mesh_of(part: dict[str, Any]) -> Mesh | None:
+    """Return the mesh of a placed tensor; None where the text is none of ours."""
+    mesh = part.get("mesh")
+    if not isinstance(mesh, dict):
+        return None
+    shape = mesh.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        return None
+    names = mesh.get("dims") or [UNNAMED if len(shape) == 1 else f"{UNNAMED}{n}" for n in range(len(shape))]
+    if len(names) != len(shape) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names), tuple(shape)
