@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from trueup.analysis.audit.amp import DELICATE, NORM, amp
-from trueup.analysis.remedy.healing import first_beside, verify
+from trueup.analysis.remedy.healing import first_beside, heal, verify
 from trueup.doors.cli import main
 from trueup.foundation.facts.anomaly import Anomaly, Place
+from trueup.foundation.store import open_capture
+from trueup.foundation.store.policy_uses import recorded_uses
 from trueup.recording.recorder import launch
 
 PAGE = (Path(__file__).parents[2] / "docs/check.md").read_text("utf-8")
@@ -71,9 +73,14 @@ def test_a_norm_in_float16_and_the_scale_that_it_makes_collapse(tmp_path: Path, 
     assert {scale for _, scale, _ in healed.scale} == {said["first_scale"]}
     high = tmp_path / "high.toml"
     high.write_text(policy.read_text("utf-8").replace(f"init_scale = {said['first_scale']}", "init_scale = 1e9"), "utf-8")
-    proved = verify(runs["half"], runs["wide"], command, high, tmp_path / "high")
+    proved = verify(runs["half"], runs["wide"], command, high, tmp_path / "high", rounds=1)
     assert proved.verdict == "not healed"
     assert proved.sentence.startswith("with the policy the scaler skipped all of 4 steps: ")
+    skipped = tmp_path / "high/run-1"
+    proved = heal(skipped, command)  # of a run under a policy: its other rule stays, the next scale comes from its gradients
+    rules = [rule.rule for rule in recorded_uses(open_capture(proved.runs[0]).ranks.values())]
+    assert (proved.verdict, rules) == ("healed", [1, 2])
+    assert proved.sentence.startswith("4 of 4 steps are made, and nothing that matters overflows; ")
     for name in ("static", "bfloat16"):
         assert main(["check", "--amp", str(runs["half"]), "--policy", str(policy), "--instead", name]) == 1
         proved = verify(runs["half"], runs["wide"], command, policy, tmp_path / name)
@@ -92,7 +99,9 @@ def test_a_norm_in_float16_and_the_scale_that_it_makes_collapse(tmp_path: Path, 
     assert amp(runs["wide"]).sentence.startswith("mixed precision is off")
     policy.write_text('[[rule]]\nscope = "2"\nop = "torch.nn.functional.linear"\ndtype = "float32"\n', "utf-8")
     other = verify(runs["half"], runs["wide"], command, policy, tmp_path / "other")
-    assert other.verdict == "not healed"
+    assert (other.verdict, len(other.runs)) == ("healed", 2)
+    assert other.sentence.splitlines()[1].startswith("the policy that it began with did not suffice; now: amp GradScaler: ")
+    assert "module 1: float32" in other.sentence
 
 
 O2 = """

@@ -8,7 +8,9 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.toml import LARGEST
-from trueup.recording.policy_file import load, parse
+from trueup.recording.engine.given_values import GivenValues
+from trueup.recording.engine.policies import Rules
+from trueup.recording.policy_file import laid_over, load, parse
 
 GOOD = """
 [[rule]]
@@ -36,6 +38,28 @@ def test_rules_are_read_in_order_and_say_what_they_do() -> None:
     assert not first("encoder.layer.0", "torch.nn.functional.softmax_")
     assert second("head", "Linear")
     assert not second("head.0", "Linear")
+
+
+def test_of_several_rules_for_a_setting_the_first_holds() -> None:
+    scaler = '[[rule]]\nlevel = "amp"\nop = "GradScaler"\nset = { init_scale = %s }\n'
+    rules = Rules(parse(scaler % 8.0 + scaler % "64.0, growth_factor = 1.0", "p.toml"))
+    given = GivenValues(rules.running)
+    assert given.to_amp({"init_scale": 2.0, "growth_factor": 2.0}, "GradScaler") == {"init_scale": 8.0, "growth_factor": 1.0}
+    assert [use.shadowed for use in rules.uses()] == [0, 1]
+
+
+def test_new_rules_go_before_those_that_a_run_was_made_under() -> None:
+    scaler = '[[rule]]\nlevel = "amp"\nop = "GradScaler"\nset = { init_scale = %s }\n'
+    laid = laid_over(scaler % 8.0, "# why\n" + scaler % 64.0 + GOOD)
+    assert [str(rule) for rule in parse(laid, "p.toml").rules] == [
+        "rule 1 (amp GradScaler: init_scale = 8.0)",
+        "rule 2 (/softmax$/ in encoder.*: float32)",
+        "rule 3 (module head: cpu, backward only)",
+    ]
+    more = scaler % "64.0, growth_factor = 1.0"
+    assert len(parse(laid_over(scaler % 8.0, more), "p.toml").rules) == 2, "the older rule sets something more"
+    spaced = "[[ rule ]]" + (scaler % 64.0).removeprefix("[[rule]]")
+    assert len(parse(laid_over(scaler % 8.0, spaced), "p.toml").rules) == 2, "written in another way, nothing is left out"
 
 
 WRONG = {

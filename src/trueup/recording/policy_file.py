@@ -123,6 +123,11 @@ class Rule(toml.Table, eq=False):
         only = {None: "", "optimizer": "in the optimizer"}.get(self.phase, f"{self.phase} only")
         return ", ".join(word for word in (*words, only) if word)
 
+    def is_hidden_by(self, other: Rule) -> bool:
+        """Tell whether another rule before this one, for the same calls, leaves it nothing to do."""
+        same = all(getattr(self, part) == getattr(other, part) for part in ("level", "scope", "op", "phase"))
+        return same and bool(self.set) == bool(other.set) and set(self.set or ()) <= set(other.set or ())
+
     def matcher(self) -> Callable[[str, str], bool]:
         """Return a function of scope and operator that tells whether the rule is for a call of its level."""
         scope, op = (None if p is None else _patterns(p) for p in (self.scope, self.op))
@@ -199,6 +204,20 @@ def parse(text: str, name: str) -> Policy:
     except ValueError as error:
         raise _unusable(name, str(error)) from None
     return Policy(name, text, tuple(PolicyRule(number=n, **msgspec.structs.asdict(rule)) for n, rule in enumerate(rules, 1)))
+
+
+BEGINS = re.compile(r"^(?=\[\[rule\]\])", re.MULTILINE)
+
+
+def laid_over(new: str, old: str) -> str:
+    """Return the text of a policy with the rules of ``new``, then those of ``old`` that are left something to do: of several rules
+    for a call the first holds. Raises TrueupError where a text is no policy."""
+    first, kept = parse(new, "new rules").rules, parse(old, "old rules").rules
+    texts = [text for text in BEGINS.split(old) if text.startswith("[[rule]]")]
+    if len(texts) == len(kept):  # else written in another way: all of them stay
+        left = (text for text, rule in zip(texts, kept, strict=True) if not any(map(rule.is_hidden_by, first)))
+        old = "\n".join(text.rstrip() + "\n" for text in left)
+    return "\n".join(text.rstrip() + "\n" for text in (new, old) if text.strip())
 
 
 def _unusable(name: str | Path, got: str) -> TrueupError:

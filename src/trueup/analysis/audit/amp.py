@@ -25,10 +25,13 @@ from trueup.analysis.audit.danger import family
 from trueup.analysis.audit.one_run import scales_loss
 from trueup.analysis.audit.reading import Found, Steps, calls, parts, stream_of
 from trueup.comparison.result.shown import loss_factors
+from trueup.foundation import toml
 from trueup.foundation.facts.anomaly import OverflowResult
+from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean, counted, number
+from trueup.recording.policy_file import laid_over, parse
 
 LEVELS = FINEST[1:]  # those whose calls stand in modules
 HALF, WIDE, BRAIN = "float16", ("float32", "float64"), "bfloat16"
@@ -37,6 +40,8 @@ ROOM = 16.0  # a scaled gradient may still grow by this before it overflows
 MOST_SCALE = 2.0**24  # torch.amp.GradScaler doubles to there in 500,000 steps; a first one above is none
 FLUSHED = 2.0**-24  # the smallest float16: half of it becomes zero
 STEADY = 16.0  # times the largest gradient may differ between steps for a static scale
+NOT_FINITE = ("n_nan", "n_posinf", "n_neginf")
+COLLAPSED = "the loss scale collapsed"
 MANY = 3  # modules that leave float16's range from which another dtype costs less than keeping them wide
 NORM = re.compile(r"(Batch|Layer|Group|Instance|RMS)Norm|Norm$|Norm\d?d$")
 DELICATE = re.compile(
@@ -82,6 +87,8 @@ class Amp:
     faults: int  # advice that mends something that is wrong
     instead: Mapping[str, str]
     """Other policies, by what they are for: ``static`` (the first scale, kept), ``bfloat16`` (autocast's dtype, no scale)."""
+    ran: str = ""
+    """The policy that the run was made under, of which the policies here keep what they do not replace."""
 
     @property
     def exit_code(self) -> int:
@@ -90,8 +97,19 @@ class Amp:
 
     @property
     def policy(self) -> str:
-        """Return the rules of all advice for `trueup heal --policy`, each once; what is an alternative is left out."""
-        return _together(self.advice)
+        """Return the rules of all advice for `trueup heal --policy`, each once, with those that the run was made under; what is an
+        alternative is left out. Empty: nothing is advised."""
+        return over(_together(self.advice), self.ran)
+
+    @property
+    def collapsed(self) -> bool:
+        """Tell whether the loss scale did not serve: it fell to 1, or all of three or more steps were skipped."""
+        return any(one.what == COLLAPSED for one in self.advice)
+
+
+def over(rules: str, ran: str) -> str:
+    """Return advised rules before those of the policy that a run was made under."""
+    return laid_over(rules, ran) if rules and ran else rules
 
 
 def _together(advice: Iterable[Advice]) -> str:
@@ -136,7 +154,19 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     if ranges.first_scale and scale:
         kept = _set("GradScaler", init_scale=ranges.first_scale, growth_factor=1.0, backoff_factor=1.0)
         instead["static"] = "\n".join(filter(None, (_together(wide), kept)))
-    return Amp(sentence, state, narrow, modules, scale, history, ranges.first_scale, tuple(advice), faults, instead)
+    ran = ran_under(given)
+    instead = {name: over(rules, ran) for name, rules in instead.items()}
+    return Amp(sentence, state, narrow, modules, scale, history, ranges.first_scale, tuple(advice), faults, instead, ran)
+
+
+def ran_under(capture: Capture) -> str:
+    """Return the text of the policy that a run was made under; empty: none, or none that can be read (a manifest is foreign)."""
+    said = capture.root.get("policy")
+    text = said.get("text") if isinstance(said, dict) else None
+    try:
+        return parse(text, "policy").text if isinstance(text, str) and len(text) <= toml.LARGEST else ""
+    except TrueupError:
+        return ""
 
 
 def _modules(held: Held, counts: Census) -> tuple[Module, ...]:
@@ -176,12 +206,14 @@ class _Ranges:
     ) -> None:  # fmt: skip
         self.delicate: dict[str, tuple[str, float]] = {}  # module -> function and largest input
         self.beyond: dict[str, float] = {}  # module -> largest result in a wide dtype that float16 does not hold
-        self.gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
+        self.narrow_gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
+        self.wide_gradients: dict[int, float] = {}  # likewise of calls without half precision
+        self.unknown: set[int] = set()  # steps in which a gradient in half precision is not finite
         classes = {scope: str(module.get("class", "")) for scope, module in held.items()}
         asked = list(parts(capture, step, rank))
         counting, weights = Counting(capture, finest(capture, asked, LEVELS)), Counter[str]()
         for of, at in asked:
-            every = calls(capture, of, at, lambda _, __: True, ("max", "min"), LEVELS)
+            every = calls(capture, of, at, lambda _, __: True, ("max", "min", *NOT_FINITE), LEVELS)
             counting.add(of, at, every)
             for call in every:
                 if (of, at) == asked[0]:
@@ -209,10 +241,25 @@ class _Ranges:
                 self.beyond[call.scope] = max(self.beyond.get(call.scope, 0.0), largest)
 
     def _backward(self, call: Found, step: int, scale: float) -> None:
+        """Keep the largest gradient of a step: of those in half precision, or where one of them is not finite, of all."""
+        half = any(row["dtype"] in (HALF, BRAIN) for row in call.slots.values())
         for row in call.made:
+            if row["dtype"] not in (HALF, BRAIN, *WIDE):
+                continue
             largest = _largest(row) / (scale or 1.0)
-            if math.isfinite(largest) and row["dtype"] in (HALF, BRAIN, *WIDE):
-                self.gradients[step] = max(self.gradients.get(step, 0.0), largest)
+            if half and (not math.isfinite(largest) or any(row[name] for name in NOT_FINITE)):
+                self.unknown.add(step)
+            if math.isfinite(largest):
+                into = self.narrow_gradients if half else self.wide_gradients
+                into[step] = max(into.get(step, 0.0), largest)
+
+    @property
+    def gradients(self) -> dict[int, float]:
+        """Return the largest finite gradient of each step that the loss scale has to keep in range. What is wide throughout, as in
+        a module that a policy keeps wide, is none; it tells of a step whose gradients in half precision are not finite."""
+        steps = self.narrow_gradients.keys() | (self.wide_gradients.keys() & self.unknown)
+        every = self.narrow_gradients, {step: size for step, size in self.wide_gradients.items() if step in self.unknown}
+        return {step: max(of.get(step, 0.0) for of in every) for step in sorted(steps)}
 
     @property
     def first_scale(self) -> float:
@@ -272,7 +319,7 @@ def _scaling(
         first = f"after that start at {number(ranges.first_scale)}, {kind}" if ranges.first_scale else "then start anew"
         why = f"{found.scale_history}: a smaller scale does not help what overflows by itself; {first}"
         rule = _set("GradScaler", init_scale=ranges.first_scale) if ranges.first_scale and found.scale else ""
-        return [Advice("the loss scale collapsed", why, rule)]
+        return [Advice(COLLAPSED, why, rule)]
     return []
 
 

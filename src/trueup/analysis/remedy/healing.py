@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import NARROW
+from trueup.analysis.audit.amp import amp
 from trueup.analysis.ddmin import fewest
 from trueup.analysis.remedy.widening import cast_on_the_way, wider_on_the_way
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
@@ -23,7 +24,7 @@ from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.wording import counted
-from trueup.recording.policy_file import load
+from trueup.recording.policy_file import load, parse
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"
@@ -63,6 +64,8 @@ def heal(
     opened = open_capture(capture)
     before = overflow(opened)
     first = _first(before)
+    if first is None and (policy is not None or amp(opened).collapsed) and _all_skipped(opened):
+        return verify(opened.path, None, command, policy, output, rounds=rounds)
     if first is None:
         return Healed("nothing to heal", f"nothing in {opened.path} matters: {before.sentence.splitlines()[0]}")
     tries = _Tries(opened, command, new_folder(Path(f"{opened.path}-healed" if output is None else output)), first)
@@ -153,56 +156,91 @@ class _Tries:
 
 
 def verify(
-    capture: str | Path, wide: str | Path, command: Sequence[str], policy: str | Path, output: str | Path | None = None
-) -> Healed:
-    """Run a training of mixed precision with a policy, and judge it against a float32 run of it: no call may overflow in a way that
-    matters, unless it does so in that run, too, a step has to be made, and each loss has to be within `LOSS` of that run's.
+    capture: str | Path, wide: str | Path | None, command: Sequence[str], policy: str | Path | None,
+    output: str | Path | None = None, *, rounds: int = ROUNDS,
+) -> Healed:  # fmt: skip
+    """Run a training of mixed precision with a policy and judge it: no call may overflow in a way that matters, unless it does so
+    in a float32 run, too, a step has to be made, and each loss has to be within `LOSS` of that run's. Where the policy does not
+    suffice, what `trueup.analysis.audit.amp` advises of that run is laid over it, and it runs again.
 
     Args:
         capture: the run of mixed precision, whose steps and levels are recorded again.
-        wide: a capture of the float32 run.
+        wide: a capture of the float32 run; None: losses are not compared.
         command: the training.
-        policy: rules, as those of `trueup check --amp --policy`.
-        output: folder for the policy and the capture, else ``<capture>-healed``.
+        policy: rules, as those of `trueup check --amp --policy`; None: those.
+        output: folder for the policy and the captures, else ``<capture>-healed``.
+        rounds: runs at most.
 
     Raises:
         TrueupError: a capture or the policy cannot be read, the command does not start, or ``output`` holds something.
     """
-    opened, other = open_capture(capture), open_capture(wide)
-    rules = load(policy).text
+    opened, other = open_capture(capture), None if wide is None else open_capture(wide)
+    given = text = amp(opened).policy if policy is None else load(policy).text
     folder = new_folder(Path(f"{opened.path}-healed" if output is None else output))
     folder.mkdir(parents=True, exist_ok=True)
-    target, run = folder / POLICY, folder / "run-1"
-    target.write_text(rules, encoding="utf-8")
+    runs: list[Path] = []
+    while True:
+        (folder / POLICY).write_text(text, encoding="utf-8")
+        runs.append(folder / f"run-{len(runs) + 1}")
+        found = _proved(opened, other, command, folder / POLICY, runs[-1])
+        if found.verdict != "not healed" or len(runs) >= rounds:
+            break
+        advised = amp(runs[-1])
+        if not (advised.faults or _all_skipped(open_capture(runs[-1]))) or _said(advised.policy) <= _said(text):
+            break
+        text = advised.policy
+    if len(runs) > 1:
+        more = ", ".join(sorted(_said(text) - _said(given)))
+        found = _with(found, found.verdict, f"{found.sentence}\nthe policy that it began with did not suffice; now: {more}")
+    return replace(found, runs=tuple(runs))
+
+
+def _said(text: str) -> set[str]:
+    """Return the rules of a policy in words."""
+    return {f"{rule.calls}: {rule.change}" for rule in parse(text, POLICY).rules} if text else set()
+
+
+def _proved(opened: Capture, other: Capture | None, command: Sequence[str], policy: Path, run: Path) -> Healed:
+    """Run a training under a policy, and judge it."""
     steps = f"{min(opened.steps)}:{max(opened.steps) + 1}"
-    code = launch.run(
-        {"directory": str(run), "level": tuple(sorted(opened.levels)), "steps": steps, "policy": str(target)}, command
-    )
+    order = {"directory": str(run), "level": tuple(sorted(opened.levels)), "steps": steps, "policy": str(policy)}
+    code = launch.uninterrupted(launch.run(order, command))
     if code or not run.exists():
-        return Healed("could not tell", f"the command ended with exit code {code} under the policy", target, (run,))
-    result, uses = overflow(run), tuple(policy_lines(open_capture(run).ranks.values()))
-    first = _first(result)
+        return Healed("could not tell", f"the command ended with exit code {code} under the policy", policy, (run,))
+    now = open_capture(run)
+    result, uses = overflow(now), tuple(policy_lines(now.ranks.values()))
+
+    def ends(verdict: HealWord, sentence: str) -> Healed:
+        return Healed(verdict, sentence, policy, (run,), uses, result)
+
+    first = first_beside(result.anomalies, () if other is None else overflow(other).anomalies)
     if first is not None:
-        first = first_beside(result.anomalies, overflow(other).anomalies)
-    if first is not None:
-        return Healed("not healed", f"with the policy: {first.sentence}", target, (run,), uses, result)
-    skipped = [skipped for _, _, skipped in _scales(open_capture(run))]
+        return ends("not healed", f"with the policy: {first.sentence}")
+    skipped = [skipped for _, _, skipped in _scales(now)]
     if skipped and all(skipped):  # losses of weights that nothing changed prove nothing
-        steps = counted(len(skipped), "step")
-        text = f"with the policy the scaler skipped all of {steps}: trueup check --amp {run} says where to start"
-        return Healed("not healed", text, target, (run,), uses, result)
-    before, now, right = (_losses(one) for one in (opened, open_capture(run), other))
-    common = sorted(now.keys() & right.keys())
+        said = f"with the policy the scaler skipped all of {counted(len(skipped), 'step')}"
+        return ends("not healed", f"{said}: trueup check --amp {run} says where to start")
+    if other is None:
+        made = f"{len(skipped) - sum(skipped)} of {counted(len(skipped), 'step')} are made, and nothing that matters overflows"
+        return ends("healed", f"{made}; a float32 run as --baseline would judge the loss, too")
+    before, after, right = (_losses(one) for one in (opened, now, other))
+    common = sorted(after.keys() & right.keys())
     if not common:
-        return Healed("could not tell", "the runs have no loss in common", target, (run,), uses, result)
-    apart = max(_apart(now[step], right[step]) for step in common)
+        return ends("could not tell", "the runs have no loss in common")
+    apart = max(_apart(after[step], right[step]) for step in common)
     was = max((_apart(before[step], right[step]) for step in common if step in before), default=math.nan)
-    said = f"the loss is within {apart:.2%} of the float32 run's in {len(common)} steps; it was {was:.2%} off without the policy"
     if apart <= LOSS:
-        return Healed("healed", said, target, (run,), uses, result)
+        steps = counted(len(common), "step")
+        said = f"the loss is within {apart:.2%} of the float32 run's in {steps}; it was {was:.2%} off without the policy"
+        return ends("healed", said)
     off = f"the loss is {apart:.2%} off the float32 run's, more than {LOSS:.0%}"
-    text = f"with the policy nothing overflows that does not in float32, too, and {off}"
-    return Healed("not healed", text, target, (run,), uses, result)
+    return ends("not healed", f"with the policy nothing overflows that does not in float32, too, and {off}")
+
+
+def _all_skipped(capture: Capture) -> bool:
+    """Tell whether a loss scale was there and no step was made."""
+    skipped = [skipped for _, _, skipped in _scales(capture)]
+    return bool(skipped) and all(skipped)
 
 
 def first_beside(now: Sequence[Anomaly], there: Sequence[Anomaly]) -> Anomaly | None:
@@ -268,7 +306,7 @@ def _casts_itself(first: Anomaly, now: Anomaly) -> bool:
 
 
 def _with(found: Healed, verdict: HealWord, sentence: str) -> Healed:
-    return Healed(verdict, sentence, found.policy, found.runs, found.uses, found.result)
+    return replace(found, verdict=verdict, sentence=sentence)
 
 
 def _first(result: OverflowResult) -> Anomaly | None:
@@ -286,6 +324,8 @@ def _alike(one: Anomaly) -> tuple[str, ...]:
 def _why_none(one: Anomaly) -> str:
     if one.kind in ("input", "parameters", "collective"):
         return "no call is to blame that could run differently"
+    if one.kind == "vanishes":
+        return "a gradient that small comes of what the model computes, or of its weights, and not of a dtype's range"
     if one.place.phase == "backward":
         return "a gradient has the dtype of its tensor; a smaller loss scale helps"
     if one.kind == "nan":

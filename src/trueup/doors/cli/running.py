@@ -293,7 +293,7 @@ def heal(
         else:
             command = shared.required(command, "run", "heal runs/npu")
             if baseline is not None and policy is not None:
-                found = verify(path, baseline, command, policy, output)
+                found = verify(path, baseline, command, policy, output, rounds=rounds)
             elif baseline is not None:
                 found = undo(baseline, path, command, output, rounds=rounds)
             else:

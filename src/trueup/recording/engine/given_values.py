@@ -22,7 +22,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Counting(Protocol):
-    """A rule at work, which counts its calls."""
+    """A rule at work, which counts its calls, and those for which an earlier rule came first."""
+
+    shadowed: int
 
     @property
     def rule(self) -> PolicyRule:
@@ -109,8 +111,15 @@ class GivenValues:
         return new
 
     def _values(self, level: str, scope: str, op: str) -> Iterable[tuple[Counting, str, Any]]:
-        found = (one for one in self._rules[level] if one.fits(scope, op))
-        return [(one, name, value) for one in found for name, value in (one.rule.set or {}).items()]
+        found: dict[str, tuple[Counting, str, Any]] = {}
+        for one in self._rules[level]:
+            if one.fits(scope, op):
+                for name, value in (one.rule.set or {}).items():
+                    if name in found:  # of several rules the first holds
+                        one.shadowed += 1
+                    else:
+                        found[name] = one, name, value
+        return found.values()
 
 
 LEVELS = ("api", "module", "optimizer", "amp")
