@@ -91,6 +91,9 @@ def test_modules_and_tensors_of_level_mix(tmp_path: Path) -> None:
     assert torch.equal(kept, small.model().first.weight)
     assert found["Functional.linear.0.forward"]["input_args"][1]["requires_grad"] is True
     assert found["Functional.linear.0.forward"]["input_args"][0]["requires_grad"] is False
+    gradient, part = "Module.first.Linear.parameters_grad.0.weight.pt", "Functional.linear.0.backward.output.1.pt"
+    assert torch.equal(*(torch.load(folder / "dump_tensor_data" / file) for file in (gradient, part)))
+    assert found["Module.first.Linear.parameters_grad.0"]["weight"][0]["data_name"] == gradient
     result, rows, _ = imported(Path("out/step0"), tmp_path)
     assert result.lost == []
     assert not any("left out" in note for note in result.notes)
@@ -109,6 +112,7 @@ def test_what_requires_gradients_is_what_the_real_tool_says(level: str) -> None:
         file = archive.extractfile(place)
         assert file is not None
         theirs = json.load(file)["data"]
+    torch.manual_seed(1234)
     model, ids = record_msprobe.build()
     debugger = msprobe.PrecisionDebugger(config_path=str(configured(level=level)))
     debugger.start(model)
@@ -126,6 +130,14 @@ def test_what_requires_gradients_is_what_the_real_tool_says(level: str) -> None:
     shared = [name for name in theirs if name in ours and ".forward" in name]
     assert len(shared) >= 15
     assert {name: required(ours, name) for name in shared} == {name: required(theirs, name) for name in shared}
+    gradients = {name: entry for name, entry in theirs.items() if ".parameters_grad." in name}
+    assert {name for name in ours if ".parameters_grad." in name} == gradients.keys()
+    for name, entry in gradients.items():
+        assert ours[name].keys() == entry.keys()
+        for (their_leaf,), (leaf,) in ((entry[parameter], ours[name][parameter]) for parameter in entry):
+            numbers = {number: leaf.pop(number) for number in ("Max", "Min", "Mean", "Norm")}
+            assert numbers == pytest.approx({number: their_leaf.pop(number) for number in numbers}, rel=1e-4, abs=1e-7)
+            assert leaf == their_leaf
 
 
 @pytest.mark.parametrize(

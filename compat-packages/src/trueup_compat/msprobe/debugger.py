@@ -17,6 +17,8 @@ from trueup.recording.adapters.torch.context import paths
 from trueup.recording.adapters.torch.environment import rank_and_world
 from trueup.recording.recorder import CaptureOptions
 from trueup_compat.msprobe.config import Config, ConfigError, enabled_now, read
+from trueup_compat.msprobe.entries import asked
+from trueup_compat.msprobe.gradients import Gradients
 from trueup_compat.msprobe.loading import Loading
 from trueup_compat.msprobe.saving import Saved, can_be_saved
 from trueup_compat.msprobe.selection import wanted
@@ -71,6 +73,7 @@ class PrecisionDebugger(OnlyOne):
         self._recording: Recording | None = None
         self._loading = None if self.config.load is None else Loading(self.config.load)
         self._saved: Saved | None = None
+        self._gradients: Gradients | None = None
         type(self)._made = True
 
     @classmethod
@@ -189,6 +192,9 @@ class PrecisionDebugger(OnlyOne):
             raise ConfigError(f"level {self.config.level} dumps modules: give start(model) the model")
         if self._recording is None:
             self._recording = self._begin(models)
+        if self._gradients is not None:
+            for path, module in (pair for model in models for pair in paths(model)):
+                self._gradients.await_those_of(path, module)
         if not self._recording.recorder.on:
             self._recording.switch_on(wanted(self.config))
 
@@ -210,12 +216,19 @@ class PrecisionDebugger(OnlyOne):
         phases = tuple(phase for phase in PHASES if phase != "optimizer")
         options = CaptureOptions.of(level=self.config.captured, detail=self.config.detail, phase=phases, steps=steps)
         all_modules = "module" in self.config.levels
+        if "module" in self.config.levels and self.config.task != "structure" and asked(self.config.sides, "backward", "output"):
+            self._gradients = Gradients(tree.tensors, self.config.summary, tree.keeps, self._dumped_step)
+            tree.gradients = self._gradients.of_step
         recording = Recording(native, options, models, self._names, tree.write, all_modules=all_modules)
         for _ in range(self._number):
             recording.recorder.end_step()
         recording.start()
         recording.session.steps_by_hand()
         return recording
+
+    def _dumped_step(self) -> int | None:
+        on = self._recording is not None and self._recording.recorder.on
+        return self._number if on else None
 
     def _stop(self) -> None:
         if self._loading is not None:
@@ -256,6 +269,8 @@ class PrecisionDebugger(OnlyOne):
         if self._loading is not None:
             self._loading.stop()
         self._write_saved()
+        if self._gradients is not None:
+            self._gradients.remove()
         if self._recording is not None:
             self._recording.finish()
 

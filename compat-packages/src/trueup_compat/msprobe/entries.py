@@ -35,14 +35,14 @@ def entry_of(call: Sequence[Row], name: str, sides: Sequence[str], summary: str,
         if row["slot"] == "arguments" or row["dtype"] is None:
             continue
         group, path = _place(row, backward)
-        if group is None or not _asked(sides, "backward" if backward else "forward", group):
+        if group is None or not asked(sides, "backward" if backward else "forward", group):
             continue
         side = "input" if group in ("input_args", "input_kwargs", "input") else group
         leaf = _tensor(row, summary, requires=row["slot"] in requires)
         if (file := keep(".".join((name, side, *path)), row)) is not None:
             leaf["data_name"] = file
         _put(trees.setdefault(group, {}), path, leaf)
-    if not backward and _asked(sides, "forward", "input"):
+    if not backward and asked(sides, "forward", "input"):
         for group, path, leaf in _scalars(call):
             _put(trees.setdefault(group, {}), path, leaf)
     if not any(group in trees for group in ("input_args", "input_kwargs", "input", "output")):
@@ -66,7 +66,8 @@ def require_gradients(entries: Mapping[str, dict[str, Any]]) -> None:
                     leaf["requires_grad"] = True
 
 
-def _asked(sides: Sequence[str], direction: str, group: str) -> bool:
+def asked(sides: Sequence[str], direction: str, group: str) -> bool:
+    """Tell whether ``data_mode`` asks for a side (``output``, else an input) of a direction's calls."""
     if "all" in sides:
         return True
     end = "output" if group == "output" else "input"

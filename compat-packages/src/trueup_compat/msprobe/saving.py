@@ -66,18 +66,11 @@ class Saved:
         if not isinstance(value, torch.Tensor):
             return {"type": type(value).__name__, "value": value}
         with torch.no_grad():
-            leaf = _described(value)
+            leaf = described(value)
             if self._task == "tensor":
                 leaf["data_name"] = f"{'.'.join((whole, *map(str, path)))}.pt"
-                self._keep(value, leaf["data_name"])
+                keep(value, self._tensors / leaf["data_name"])
         return leaf
-
-    def _keep(self, value: torch.Tensor, name: str) -> None:
-        try:
-            self._tensors.mkdir(parents=True, exist_ok=True)
-            torch.save(value.detach().to("cpu", copy=True).contiguous(), self._tensors / name)
-        except OSError as error:
-            raise TrueupError(f"what was saved cannot be written to {self._tensors}: {error.strerror}") from None
 
     def _await(self, whole: str, value: Any, path: Path_) -> None:
         """Take the gradient when it comes; what needs none has a null."""
@@ -117,7 +110,20 @@ def _mapped(variable: Any, make: Callable[[Any, Path_], Any], path: Path_ = ()) 
     return make(variable, path)
 
 
-def _described(value: torch.Tensor) -> dict[str, Any]:
+def keep(value: torch.Tensor, file: Path) -> None:
+    """Write a tensor.
+
+    Raises:
+        TrueupError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(value.detach().to("cpu", copy=True).contiguous(), file)
+    except OSError as error:
+        raise TrueupError(f"what was saved cannot be written to {file.parent}: {error.strerror}") from None
+
+
+def described(value: torch.Tensor) -> dict[str, Any]:
     """Return dtype, shape and the four numbers, taken in float64; nulls where they mean nothing."""
     held = value.detach()
     leaf: dict[str, Any] = {"type": "torch.Tensor", "dtype": str(value.dtype), "shape": list(value.shape)}

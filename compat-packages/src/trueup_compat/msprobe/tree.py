@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from trueup.foundation.version import VERSION
 from trueup_compat.files import Row, calls_of, frames_of, payload_of
 from trueup_compat.msprobe.config import Config
 from trueup_compat.msprobe.entries import entry_of, require_gradients
+from trueup_compat.msprobe.gradients import Entries, with_gradients
 from trueup_compat.msprobe.selection import entry_name, is_listed
 from trueup_compat.names import CallName
 
@@ -51,7 +52,10 @@ class Tree:
     """Name of this process's folder in a step's: ``rank0``, or ``proc4711`` where there is no process group."""
     trained: Container[str] = ()
     """Parameters that require gradients, by scope and name: ``head.weight``."""
+    gradients: Callable[[int], Entries] = lambda _: {}
+    """Gives the entries of a step's gradients of parameters."""
     _step: _Step = field(default_factory=_Step)
+    _begun: set[int] = field(default_factory=set)
 
     def write(self, native_rank: int, names: Mapping[int, CallName]) -> None:
         """Add calls of the capture to the files.
@@ -73,14 +77,20 @@ class Tree:
         """Return the folder of a step."""
         return self.config.path / f"step{step}" / self.place
 
+    def tensors(self, step: int) -> Path:
+        """Return the folder of a step's tensors, without those of an earlier run: they are written over, as the tool does."""
+        found = self.folder(step) / "dump_tensor_data"
+        if step not in self._begun:
+            self._begun.add(step)
+            found.mkdir(parents=True, exist_ok=True)
+            for old in (*found.glob("*.pt"), found.parent / NAMES):
+                old.unlink(missing_ok=True)
+        return found
+
     def _write_step(self, capture: Capture, rank: int, step: int, seqs: list[int], names: Mapping[int, CallName]) -> None:
-        folder = self.folder(step)
-        tensors = folder / "dump_tensor_data"
+        folder, tensors = self.folder(step), self.tensors(step)
         if self._step.number != step:
             self._step = _Step(step)
-            tensors.mkdir(parents=True, exist_ok=True)
-            for old in (*tensors.glob("*.pt"), folder / NAMES):  # written over, as the tool does
-                old.unlink(missing_ok=True)
         self._step.names |= {seq: names[seq] for seq in seqs}
         extra = ["invocation"] if "invocation" in capture.names else []
         with (folder / NAMES).open("a", encoding="utf-8") as told:
@@ -95,13 +105,17 @@ class Tree:
         marker = Marker(where, rank, step, filtered=False, sides=self.config.sides, levels=self.config.captured)
         (folder / MARKER).write_text(json.dumps(marker.to_json(VERSION), indent=1) + "\n")
 
+    def keeps(self, name: str) -> bool:
+        """Tell whether an entry's elements are kept."""
+        return self.config.task == "tensor" or bool(self.config.tensor_list and is_listed(name, self.config.tensor_list))
+
     def _add(self, capture: Capture, rank: int, call: list[Row], tensors: Path) -> bool:
         """Add an entry; return whether there is one. The model itself has none, as in the tool."""
         first, held = call[0], self._step
         name = entry_name(held.names[first["seq"]])
         if first["level"] == "module" and "." not in held.names[first["seq"]].api:
             return False
-        kept = self.config.task == "tensor" or (self.config.tensor_list and is_listed(name, self.config.tensor_list))
+        kept = self.keeps(name)
 
         def keep(whole: str, row: Row) -> str | None:
             array = payload_of(capture, rank, row) if kept else None
@@ -129,7 +143,7 @@ class Tree:
     def _save(self, folder: Path, tensors: Path) -> None:
         data_dir = str(tensors.absolute()) if self.config.detail == "tensor" else None
         header = {"task": self.config.task, "level": self.config.level, "framework": "pytorch", "dump_data_dir": data_dir}
-        files: dict[str, Any] = {"dump.json": header | {"data": self._step.data}}
+        files: dict[str, Any] = {"dump.json": header | {"data": with_gradients(self._step.data, self.gradients(self._step.number))}}
         if self.config.extra_info:
             stacks = {str(k): [names, list(lines)] for k, (lines, names) in enumerate(self._step.stacks.items())}
             files |= {"stack.json": stacks, "construct.json": self._step.parents}
