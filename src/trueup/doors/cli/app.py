@@ -52,6 +52,7 @@ COMMANDS = {
     "env": ("migration", "runs/gpu runs/npu"),
     "profile": ("migration", "-- python train.py"),
     "export": ("migration", "net.py:make -o net.onnx"),
+    "export-metrics": ("one_run", "report --to tensorboard -o board"),
     "checkpoint": ("migration", "repair model.pth --like clean.pt -o fixed.safetensors"),
 }
 """The commands in the order of the help: the module that has a function of that name, or a `Typer` of several, and an example."""

@@ -1,6 +1,7 @@
 """The commands that look at what a run did: ``trueup show CAP`` lists calls, modules, a tensor; ``shell`` is a prompt for it.
 
-``check`` is about dtypes, ``preflight`` about settings, ``overflow`` about NaN and Inf; ``import`` makes a capture of a dump.
+``check`` is about dtypes, ``preflight`` about settings, ``overflow`` about NaN and Inf; ``import`` makes a capture of a dump, and
+``export-metrics`` writes its curves and findings for TensorBoard, Prometheus, W&B or MLflow.
 """
 
 from __future__ import annotations
@@ -305,4 +306,34 @@ def import_(
     with shown(), leaving(f"{output} is not complete: import again with --overwrite"):
         imported = import_dump(source, output, format=format)
     Terminal(soft_wrap=True).print(escape(clean(str(imported))))
+    return 0
+
+
+TO = "tensorboard, openmetrics, wandb (offline) or mlflow: who shows them."
+
+
+def export_metrics(
+    source: Annotated[Path, typer.Argument(metavar="CAPTURE|REPORT", help="A capture, or a report of trueup compare -o.")],
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help=TO)],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the files go; nothing is sent anywhere.")],
+    json: Json = None,
+) -> int:
+    """Write losses, gradient norms and findings where people look: TensorBoard, OpenMetrics, W&B (offline), MLflow.
+
+    Captures and reports are only read. Of a report both runs are written, so that their curves are beside each other.
+    """
+    with loading():
+        from trueup.doors.report.curves import metrics_document, render_metrics
+        from trueup.doors.report.progress import shown
+        from trueup.doors.report.terminal import Terminal
+        from trueup.exchange.curves import metrics, trackers
+
+    options.one(to, trackers.TRACKERS, "--to")
+    trackers.needed(to)
+    with shown():
+        found = metrics.read(source)
+        written, following = trackers.write(found, to, output)
+    console = Terminal()
+    render_metrics(found, written, following, console)
+    save_as_json(lambda: metrics_document(found, to, written), json, console)
     return 0

@@ -24,11 +24,13 @@ from trueup.doors.report import charts
 from trueup.doors.report.document import fields, headed, json_plain
 from trueup.doors.report.html import embedded, ours, page
 from trueup.doors.report.saving import save_json, write_text
-from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines
+from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines, print_next, print_written
 from trueup.foundation.words.wording import clean, counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from trueup.exchange.curves.metrics import Metrics
 
 COLUMNS = (">steps", ">baseline", ">candidate", ">diff. %", ">90 % interval", "word")
 POINTS = 2000  # of a curve that a page draws; of more each is the mean of its neighbours
@@ -151,3 +153,26 @@ def drawing(found: Verdict) -> dict[str, Any]:
     margin = [100 * found.margin] * len(steps)
     difference = charts.banded("difference in %", steps, {"candidate": thin(apart)}, ([-one for one in margin], margin), marks)
     return {"curve-model": json_plain(curves), "difference-model": json_plain(difference)}
+
+
+def metrics_document(found: Metrics, tracker: str, written: Path) -> dict[str, Any]:
+    """Return what was written for a tracker: names and sizes of the curves, findings, notes."""
+    runs = [
+        fields(one, "name verdict sentence facts counts findings")
+        | {"curves": [{"name": name, "points": len(series.steps)} for name, series in one.series.items()]}
+        for one in found.runs
+    ]
+    head = {"schema": "trueup-metrics", "schema_version": 1, "exit_code": 0, "tracker": tracker, "path": str(written)}
+    return head | {"runs": runs, "notes": list(found.notes)}
+
+
+def render_metrics(found: Metrics, written: Path, following: str, console: Console) -> None:
+    """Say what was written, where, what could not be told, and how to look at it."""
+    for one in found.runs:
+        points = max((len(series.steps) for series in one.series.values()), default=0)
+        what = [", ".join(one.series) or "no curve", counted(points, "step"), counted(len(one.findings), "finding")]
+        console.print(f"{clean(one.name)}: {'; '.join(what)}", markup=False, soft_wrap=True)
+    for note in found.notes:
+        print_lines(console, [f"note  {clean(note)}"], 6)
+    print_written(written, console, "written")
+    print_next(console, "look at it", [following])
