@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import File, Word, Words
 from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueup.analysis.rerun.screening import Screening
+    from trueup.recording.execution.judging import Replay
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
@@ -22,7 +28,7 @@ Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Sav
 
 
 def replay(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Capture whose calls are executed again.")],
+    bases: Annotated[list[Path], typer.Argument(metavar="BASE...", help="Captures whose calls are executed again.")],
     device: Annotated[str, typer.Option(metavar="DEVICE", help="Where: npu, cuda:1, cpu.")],
     calls: Calls = None,
     level: Level = None,
@@ -40,7 +46,8 @@ def replay(
 ) -> int:
     """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
 
-    Exit code 0: all that was judged is accurate, 1: some calls are wrong, 2: could not tell.
+    Of several models: which operators are wrong in which, as one list and policy. Exit code 0: all that was judged is accurate,
+    1: some calls are wrong, 2: could not tell.
     """
     if reference != "float64":
         raise UsageError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
@@ -49,6 +56,7 @@ def replay(
     from trueup.analysis.rerun.processes import to_json
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import Settings, run
+    from trueup.analysis.rerun.screening import names_of, screen
     from trueup.doors.report.executed import render
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
@@ -59,20 +67,43 @@ def replay(
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
     phases = options.some(options.words(phase), PHASES, "--phase")
     recorded = which == "recorded" if which else device.partition(":")[0] == "cpu"
-    settings = Settings(
-        str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
-        simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
-    )  # fmt: skip
-    if open_capture(base).root.get("detail") != DETAILS[-1]:
-        say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
+    found: dict[str, Replay] = {}
+    for base in bases:
+        if open_capture(base).root.get("detail") != DETAILS[-1]:
+            say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
     with shown(), leaving(f"what was executed is in {output}: the same command goes on there" if output else NOTHING):
-        found = run(settings, output, processes=processes, timeout=timeout)
+        for name, base in zip(names_of(bases), bases, strict=True):
+            settings = Settings(
+                str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
+                simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
+            )  # fmt: skip
+            into = output if output is None or len(bases) == 1 else output / name.replace("/", "_")
+            found[name] = run(settings, into, processes=processes, timeout=timeout)
     console = Terminal()
-    render(found, console)
+    if len(bases) > 1:
+        return _screened(screen(found), output, console, json)
+    (alone,) = found.values()
+    render(alone, console)
     if output is not None:
         console.print(f"  saved: {output}/replay.json, outcomes.parquet", style="dim", markup=False)
-    options.save_as_json(lambda: {"schema": "trueup-replay"} | to_json(found), json, console)
-    return found.exit_code
+    options.save_as_json(lambda: {"schema": "trueup-replay"} | to_json(alone), json, console)
+    return alone.exit_code
+
+
+def _screened(result: Screening, output: File, console: Console, json: File) -> int:
+    from trueup.analysis.rerun.processes import to_json
+    from trueup.doors.report.document import headed
+    from trueup.doors.report.executed import render_screening
+    from trueup.doors.report.saving import write_text
+
+    policy = output / "policy.toml" if output is not None and result.policy else None
+    if policy is not None:
+        write_text(result.policy, policy, "a file that can be written, for the policy")
+    render_screening(result, policy, console)
+    facts = "sentence device operators policy black_list"
+    models = {name: to_json(one) for name, one in result.models.items()}
+    options.save_as_json(lambda: headed("trueup-screening", result, facts) | {"models": models}, json, console)
+    return result.exit_code
 
 
 def verify_capture(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trueup.doors.report.terminal import plain_table, print_lines, print_more, print_next, progress
+from trueup.doors.report.terminal import listing, plain_table, print_lines, print_more, print_next, progress
 from trueup.foundation.words.wording import clean, counted, one_line, sci, times
 from trueup.recording.execution.shadow import WORST, ShadowResult
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from trueup.analysis.remedy.healing import Healed
     from trueup.analysis.remedy.undoing import Undone
     from trueup.analysis.rerun.replay import Verification
+    from trueup.analysis.rerun.screening import Screening
     from trueup.recording.execution.judging import Group, Replay
 
 
@@ -68,6 +70,33 @@ def render(replay: Replay, console: Console) -> None:
         print_more(console, len(groups) - GROUPS_SHOWN, " of call", "kind")
     _reasons(replay, console)
     for note in replay.notes:
+        console.print(Text(f"  note: {clean(one_line(note))}", style="dim"))
+
+
+def render_screening(result: Screening, policy: Path | None, console: Console) -> None:
+    """Print which operators are wrong in which model, and the one list of them; ``policy``: where it was written."""
+    word, colour = _HEADS[result.exit_code]
+    print_lines(console, [f"{word}  {result.sentence}"], len(word) + 2, colour)
+    listing(
+        console, ("model", "verdict", ">calls", ">wrong"),
+        [
+            (name, _HEADS[one.exit_code][0].lower(), f"{sum(one.counts.values()):,}", f"{len(one.culprits):,}")
+            for name, one in result.models.items()
+        ],
+        GROUPS_SHOWN,
+    )  # fmt: skip
+    if wrong := result.wrong:
+        names = [[", ".join(some) for some in (one.phases, one.wrong, one.accurate)] for one in wrong]
+        rows = [(one.op, *said, _times(one.worst.excess)) for one, said in zip(wrong, names, strict=True)]
+        listing(console, ("operator", "phases", "wrong in", "right in", ">x explained"), rows, GROUPS_SHOWN)
+    if result.policy:
+        console.print(Text("\n  policy.toml", "bold"))
+        console.print(Padding(Text(clean(result.policy.rstrip()), "cyan"), (0, 0, 0, 4), expand=False))
+        file = policy or "policy.toml"
+        print_next(console, "run them on the CPU, in each model", [f"trueup capture --policy {file} -o RUN -- COMMAND"])
+    if result.black_list:
+        print_next(console, "or for the device as a whole", [f"export CUSTOM_DEVICE_BLACK_LIST={result.black_list}"])
+    for note in dict.fromkeys(note for one in result.models.values() for note in one.notes):
         console.print(Text(f"  note: {clean(one_line(note))}", style="dim"))
 
 
