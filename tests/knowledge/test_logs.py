@@ -233,10 +233,10 @@ def test_operators_of_a_host_log(
     found = operators(write(tmp_path, plog=text))
     rows = [(one.type, one.parameters, one.asked, one.late, one.first, one.last) for one in found.operators]
     assert rows == [
-        ("Add", "INPUT [1,2", 1, 1, 2, 2),
-        ("Add", "INPUT [1,3", 1, 1, 3, 3),
-        ("TransData", "INPUT [1,3", 3, 0, 1, 3),
-        ("Add", "INPUT [1,1", 1, 0, 1, 1),
+        ("Add", "INPUT [1,2]", 1, 1, 2, 2),
+        ("Add", "INPUT [1,3]", 1, 1, 3, 3),
+        ("TransData", "INPUT [1,3]", 3, 0, 1, 3),
+        ("Add", "INPUT [1,1]", 1, 0, 1, 1),
     ]
     assert (found.exit_code, found.sentence) == (
         1,

@@ -39,8 +39,8 @@ class Screened:
     def said(self) -> str:
         """Say where it is wrong, and how that fits the models in which it is not."""
         rest = [
-            f"{_listed(names)} {what if len(names) == 1 else whats}"
-            for names, what, whats in (
+            f"{_listed(names)} {one if len(names) == 1 else several}"
+            for names, one, several in (
                 (self.accurate, "uses it and is right", "use it and are right"),
                 (self.unknown, "could not be judged", "could not be judged"),
                 (self.absent, "does not use it", "do not use it"),

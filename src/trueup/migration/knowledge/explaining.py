@@ -125,8 +125,9 @@ class Explanation:
             near = f"; near it: {', '.join(row.id for row in self.near)}" if self.near else ""
             return f"{self.first.place}: no row knows this error{near}."
         if self.first.row.role == "echo":
-            whom = f": look at {', '.join(self.suspects)}" if self.suspects else ": nothing here says which"
-            return f"These ranks only lost another one, which stopped first{whom}."
+            if not self.suspects:
+                return "What these lines say follows from something else, which these logs do not hold."
+            return f"These ranks only lost another one, which stopped first: look at {', '.join(self.suspects)}."
         return f"{self.first.place}: {self.first.row.cause}"
 
     def document(self) -> dict[str, Any]:

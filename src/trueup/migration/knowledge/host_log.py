@@ -132,7 +132,9 @@ def operators(logs: Sequence[str], step: str | None = None) -> Operators:
 
 
 def _parameters(text: bytes) -> str:
-    return text.decode("utf-8", "replace").strip().rstrip("].").strip()[:400]
+    said = text.decode("utf-8", "replace").strip().rstrip(".")
+    open_ = said.count("]") > said.count("[")  # the line's own closing bracket, which the log's prefix opens
+    return (said.removesuffix("]") if open_ else said).strip()[:400]
 
 
 def _marks(step: str | None) -> re.Pattern[bytes]:
