@@ -4,22 +4,30 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
+import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trueup.doors.cli import main
+from trueup.doors.report.profile import profile_page, render_profile
+from trueup.doors.report.terminal import Terminal
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile import compare, profile
 from trueup.migration.profile.classes import is_sync, is_wrapper, named_class, remedy, sign
 from trueup.migration.profile.intervals import both, total, union, without
+from trueup.migration.profile.judging import Part, Profile
+from trueup.recording.adapters.torch.profiling import compiled_again
 
 PAGE = (Path(__file__).parents[2] / "docs/profile.md").read_text("utf-8")
 STEP = ("user_annotation", "ProfilerStep#1", 0, 10_000)
@@ -39,6 +47,7 @@ def trace(file: Path, *events: tuple[Any, ...], step: bool = True) -> Path:
 SETS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda one: (one[0], one[0] + one[1])), max_size=8)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SETS, SETS)
 def test_sets_of_intervals_are_those_of_their_moments(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
     def moments(some: list[tuple[int, int]]) -> set[int]:
@@ -244,6 +253,27 @@ def test_a_training_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     first = found["classes"][0]
     assert (first["class"], first["sign"], found["steps"]) == ("host", "the step waits for its data", 2)
     assert first["parts"][0]["lines"][0] == "train.py:10"
+    assert found["compiled"] == []
+
+
+def test_what_is_compiled_again_says_which_guard_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    @torch.compile(backend="eager", dynamic=False)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice(torch.ones(2))
+    since = time.time()
+    for size in (3, 4):
+        twice(torch.ones(size))
+    (again,) = compiled_again(since)
+    said = "was compiled again 2 times: tensor 'x' size mismatch at index 0. expected 2, actual 3"
+    assert again == f"twice ({os.path.relpath(__file__)}:{twice.__wrapped__.__code__.co_firstlineno}) {said}"
+    assert compiled_again(time.time()) == []
+    found = Profile("process 1", 1000.0, 1, (Part("compile", "dynamo", 900.0, 2),), compiled=(again,))
+    render_profile(found, 10, Terminal())
+    assert "".join(f"why{again}".split()) in "".join(capsys.readouterr().out.split())
+    assert found.document()["compiled"] == [again]
+    assert html.escape(again).replace("&#x27;", "&#39;") in profile_page(found)
 
 
 def test_what_is_no_trace_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,11 +40,14 @@ def render_profile(found: Profile, limit: int, console: Console) -> None:
                 f"{part.calls:,}", ", ".join(map(clean, part.lines)),
             ))  # fmt: skip
     listing(console, ("class", "share", "most in", "share", "calls", "lines"), rows, limit)
-    slow = found.finding
+    slow, why = found.finding, [("why", clean(text)) for text in found.compiled[:LISTED]]
     if slow is not None:
         console.print()
         variant = found.variant(slow.kind)
-        console.print(labelled([("sign", sign(slow.kind, variant)), ("next", remedy(slow.kind, variant))]))
+        console.print(labelled([("sign", sign(slow.kind, variant)), *why, ("next", remedy(slow.kind, variant))]))
+    elif why:
+        console.print()
+        console.print(labelled(why))
     remarks = [*found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable and not found.doubtful else [])]
     if remarks:
         console.print()
@@ -71,5 +74,5 @@ def profile_page(found: Profile) -> str:
         "profile.html.j2", [ours("page.js")], found=found, tone=TONES[found.exit_code], colours=COLOURS, lanes=found.lanes,
         remedy="" if slow is None else remedy(slow.kind, found.variant(slow.kind)), classes=classes,
         shown={bar.kind for lane in found.lanes for bar in lane.bars}, milliseconds=found.window / max(found.steps, 1) / 1e3,
-        remarks=[*found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable else [])],
+        remarks=[*found.compiled, *found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable else [])],
     )  # fmt: skip

@@ -74,6 +74,8 @@ class Profile:
     remarks: tuple[str, ...] = ()
     lanes: tuple[Lane, ...] = ()
     """One step as a picture; empty where a table says no times of single calls."""
+    compiled: tuple[str, ...] = ()
+    """What was compiled again in the steps, how often and why, as far as the training was run here."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -159,7 +161,7 @@ class Profile:
         return {
             "schema": "trueup-profile", "schema_version": 1, "sentence": self.sentence, "trace": self.where, "steps": self.steps,
             "us": self.window, "classes": kinds, "device": self.device, "unreliable": self.unreliable,
-            "remarks": list(self.remarks),
+            "remarks": list(self.remarks), "compiled": list(self.compiled),
         }  # fmt: skip
 
 

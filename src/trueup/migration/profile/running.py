@@ -66,10 +66,21 @@ def profiled(command: Sequence[str], steps: int) -> list[Profile]:
                 f"No step was recorded.\n  expected: a training in PyTorch that steps an optimizer at least {steps + 4} times\n"
                 f"  got:      the command ended with exit code {code} before that\n  next:     train for more steps, or --steps 1"
             )
-        return [replace(profile(one, _lines(one)), where=f"process {one.stem.removeprefix('times-')}") for one in traces]
+        return [
+            replace(profile(one, _lines(one)), where=f"process {one.stem.removeprefix('times-')}", compiled=_compiled(one))
+            for one in traces
+        ]  # fmt: skip
+
+
+def _beside(trace: Path, what: str) -> bytes:
+    path = trace.with_name(trace.name.replace("times-", f"{what}-"))
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _compiled(trace: Path) -> tuple[str, ...]:
+    return msgspec.json.decode(_beside(trace, "compiled") or b"[]", type=tuple[str, ...])
 
 
 def _lines(trace: Path) -> dict[str, list[str]]:
-    path = trace.with_name(trace.name.replace("times-", "lines-"))
-    found = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, int]]) if path.is_file() else {}
+    found = msgspec.json.decode(_beside(trace, "lines") or b"{}", type=dict[str, dict[str, int]])
     return {name: sorted(counts, key=counts.__getitem__, reverse=True)[:3] for name, counts in found.items()}

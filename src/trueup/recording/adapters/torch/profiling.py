@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import sysconfig
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -66,11 +68,25 @@ class Lines(TorchFunctionMode):
             self.found[name][f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"] += 1
 
 
+def compiled_again(since: float) -> list[str]:
+    """Say which functions Dynamo compiled again from a moment on (seconds since 1970), how often, and which guard first failed."""
+    module = sys.modules.get("torch._dynamo.utils")
+    found: dict[str, list[str]] = defaultdict(list)
+    for one in () if module is None else module.get_compilation_metrics():
+        if one.recompile_reason and (one.start_time_us or 0) >= since * 1e6:
+            where = f"{os.path.relpath(one.co_filename)}:{one.co_firstlineno}" if one.co_filename else "?"
+            found[f"{one.co_name} ({where})"].append(re.sub(r"^\d+/\d+: ", "", one.recompile_reason).splitlines()[0])
+    return [f"{name} was compiled again {len(why)} time{'s' * (len(why) > 1)}: {why[0]}" for name, why in found.items()]
+
+
 class Profiling:
-    """The profile of one process; ``times-PID.json`` and ``lines-PID.json`` are left in the folder."""
+    """The profile of one process; ``times-PID.json``, ``lines-PID.json`` and ``compiled-PID.json`` are left in the folder."""
 
     def __init__(self, folder: Path, steps: int, process: int) -> None:
-        self._times, self._to_lines = folder / f"times-{process}.json", folder / f"lines-{process}.json"
+        self._times, self._to_lines, self._to_compiled = (
+            folder / f"{what}-{process}.json" for what in ("times", "lines", "compiled")
+        )  # fmt: skip
+        self._since = 0.0
         plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
         self._profile = profile(schedule=plan, on_trace_ready=lambda one: one.export_chrome_trace(str(self._times)))
         self._lines = Lines()
@@ -89,11 +105,13 @@ class Profiling:
             return
         self._seen += 1
         if self._seen == WARM_UP:
+            self._since = time.time()
             self._profile.start()
         elif WARM_UP < self._seen <= self._timed:
             self._profile.step()
         if self._seen == self._timed:
             self._profile.stop()
+            self._to_compiled.write_text(json.dumps(compiled_again(self._since)))
             self._lines.__enter__()
         if self._seen == self._timed + WITH_LINES:
             self._lines.__exit__(None, None, None)
