@@ -114,6 +114,11 @@ def test_two_traces_say_what_became_slower(tmp_path: Path, capsys: pytest.Captur
     assert found.sentence == "A trace takes 2.00 times as long; slower is copy and format, most TransData, 0.00 ms before and 3.00 ms now."
     assert main(["profile", str(slow), "--baseline", str(fast), "--json", str(tmp_path / "c.json")]) == 1
     assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["name"] == "TransData"
+    assert main(["profile", str(slow), "--baseline", str(fast), "--html", str(tmp_path / "c.html")]) == 1
+    page = (tmp_path / "c.html").read_text("utf-8")
+    assert f"<h1>{found.sentence}</h1>" in page
+    assert '<td class="text">TransData</td><td>0.000</td><td>3.000</td><td>+3.000</td>' in page
+    assert [name for name in ("before, ", "now, ") if f"<h3>{name}" in page] == ["before, ", "now, "]
     assert main(["profile", str(fast), "--baseline", str(slow)]) == 0
     assert compare(profile(fast), profile(trace(tmp_path / "s.json", ("kernel", "gemm", 0, 3000, 7)))).exit_code == 2
 

@@ -109,14 +109,17 @@ def profile(
         for one in found:
             console.print(f"{clean(one.where)}: {clean(one.sentence)}", markup=False, soft_wrap=True)
         console.print()
-    if baseline is not None:
-        compared = compare(read(baseline), slowest)
+    compared = None if baseline is None else compare(read(baseline), slowest)
+    if compared is None:
+        render_profile(slowest, limit, console)
+    else:
         render_compared(compared, limit, console)
+    if html is not None:
+        text = profile_page(slowest, compared)
+        print_written(write_text(text, html, "a file that can be written, for the page"), console, "page")
+    if compared is not None:
         save_as_json(compared.document, json, console)
         return compared.exit_code
-    render_profile(slowest, limit, console)
-    if html is not None:
-        print_written(write_text(profile_page(slowest), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: {**slowest.document(), "others": [one.document() for one in found if one is not slowest]}, json, console)
     return slowest.exit_code
 

@@ -57,22 +57,37 @@ def render_profile(found: Profile, limit: int, console: Console) -> None:
 def render_compared(found: Compared, limit: int, console: Console) -> None:
     """Print how much slower a step is, and up to ``limit`` changes that matter."""
     print_lines(console, [found.sentence], 0, "bold")
-    least = SHOWN * max(found.before, found.after)
     rows = [
         (kind, shorten(clean(name), 60), f"{before / 1e3:,.3f}", f"{after / 1e3:,.3f}", f"{(after - before) / 1e3:+,.3f}")
-        for kind, name, before, after in sorted(found.changes, key=lambda one: -abs(one[3] - one[2]))
-        if abs(after - before) >= least
+        for kind, name, before, after in _changes(found)
     ]
     listing(console, ("class", "name", "ms before", "ms now", "change"), rows, limit)
+    if found.exit_code == 1:
+        kind = found.changes[0][0]
+        console.print()
+        console.print(labelled([("next", remedy(kind, found.candidate.variant(kind)))]))
 
 
-def profile_page(found: Profile) -> str:
-    """Return the text of a page with the conclusion, one step as lanes, and the parts of each class."""
-    slow = found.finding
+def _changes(found: Compared) -> list[tuple[str, str, float, float]]:
+    """Return the changes that matter, the largest first."""
+    least = SHOWN * max(found.before, found.after)
+    some = (one for one in found.changes if abs(one[3] - one[2]) >= least)
+    return sorted(some, key=lambda one: -abs(one[3] - one[2]))
+
+
+def profile_page(found: Profile, compared: Compared | None = None) -> str:
+    """Return the text of a page with the conclusion, one step as lanes, and the parts of each class; with ``compared`` of both
+    traces, and what changed."""
+    slow = found.finding.kind if found.finding else ""
+    if compared is not None:
+        slow = compared.changes[0][0] if compared.exit_code == 1 else ""
     classes = [(kind, share, found.of(kind)[:20]) for kind, share in found.shares.items()]
+    shown = [("before", compared.baseline), ("now", found)] if compared else [("", found)]
+    sides = [(name, one.lanes, one.window / max(one.steps, 1) / 1e3) for name, one in shown if one.lanes]
     return page(
-        "profile.html.j2", [ours("page.js")], found=found, tone=TONES[found.exit_code], colours=COLOURS, lanes=found.lanes,
-        remedy="" if slow is None else remedy(slow.kind, found.variant(slow.kind)), classes=classes,
-        shown={bar.kind for lane in found.lanes for bar in lane.bars}, milliseconds=found.window / max(found.steps, 1) / 1e3,
+        "profile.html.j2", [ours("page.js")], found=found, compared=compared, tone=TONES[(compared or found).exit_code],
+        colours=COLOURS, sides=sides, changes=_changes(compared) if compared else [],
+        remedy="" if not slow else remedy(slow, found.variant(slow)), classes=classes,
+        shown={bar.kind for _, lanes, _ in sides for lane in lanes for bar in lane.bars},
         remarks=[*found.compiled, *found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable else [])],
     )  # fmt: skip
