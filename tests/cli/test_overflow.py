@@ -56,7 +56,9 @@ def test_found(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert first["led"][0]["call"]["op"] == "torch.Tensor.half"
     page = (tmp_path / "page" / "index.html").read_text()
     assert (tmp_path / "page" / "overflow.json").read_bytes() == (tmp_path / "o.json").read_bytes()
-    assert said in page
+    cause = "overflow in torch.Tensor.add: of clean inputs up to 60000 (float16) it made 32 +Inf of 32 elements in output.0"
+    assert cause in page.partition("<h1>")[2].partition("</h1>")[0]
+    assert "crf, forward, step 0, rank 0 (torch.Tensor.add)" in page
     assert "<b>in" not in page
     assert "\x1b" not in page
     assert "Content-Security-Policy" in page

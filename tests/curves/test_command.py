@@ -51,7 +51,7 @@ def test_healthy_and_different(capsys: Said) -> None:
     assert [one["tested"]["word"] for one in told["windows"]] == ["different"] * 3
     page = Path("out/index.html").read_text()
     assert "DIFFERENT" in page
-    assert page.count('type="application/json"') == 2
+    assert page.count('type="application/json"') == 3  # two charts, and what draws them
 
 
 def test_from_python() -> None:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from trueup.doors.report import charts
-from trueup.doors.report.html import embedded, pack, render_fragment, render_page
-from trueup.foundation.model import Evidence, Result, Rule
+from trueup.doors.report.html import embedded, pack, render_fragment, render_page, told_apart
+from trueup.foundation.model import Evidence, Result, Rule, SetOtherwise
 
 from .results import HOSTILE, calls, crowded, culprit, evidence, missing, ranks, result, run
 
@@ -127,23 +127,31 @@ def test_missing_and_empty_columns_are_packed() -> None:
 
 
 def test_a_page_is_small() -> None:
-    assert sum(map(len, charts.library())) < 2.1e6  # 1.95 MB with Bokeh 3.9: core, widgets, tables
-    assert len(render_page(crowded())) < 2.6e6
-    assert len(render_page(result(calls=calls(100_000, 4000)))) < 5e6
+    assert sum(map(len, charts.library())) < 2.1e6  # 1.95 MB with Bokeh 3.9: core, widgets, tables; 0.72 MB compressed
+    assert len(render_page(crowded())) < 1e6
+    assert len(render_page(result(calls=calls(100_000, 4000)))) < 4e6
+
+
+def test_the_library_is_the_one_whose_hashes_the_policy_has() -> None:
+    page = render_page(result())
+    parts = [zlib.decompress(base64.b64decode(part)).decode() for part in json.loads(blocks(page)["library"])]
+    assert parts == charts.library()
+    assert all(base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() in page for part in parts)
 
 
 def test_without_bokeh_the_page_has_plain_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "available", lambda: False)
     page = render_page(result())
-    assert len(page) < 60_000
+    assert len(page) < 120_000
     assert "trueup[report]" in page
-    assert not blocks(page)
+    assert set(blocks(page)) == {"calls-data"}  # of the two trees
     assert page.count("deviates") > 38
 
 
 def test_what_is_said() -> None:
     page = re.sub(r"<script>.*?</script>", "", render_page(crowded()), flags=re.DOTALL)
     for text in (
+        "torch.lstm, backward: inputs agree, outputs do not",
         "first culprit: neck.lstm, backward, step 0, rank 0", "torch.lstm / aten::_thnn_fused_lstm_cell_backward…",
         "trueup show runs/npu --scope neck.lstm", "rounding.float32.matmul", "rows, _ = self.lstm(rows)", "12 NaN",
         "float32 → bfloat16", "the candidate capture was interrupted", "2 calls inside autograd.Function",
@@ -157,6 +165,28 @@ def test_an_aligned_page_has_no_culprit() -> None:
     page = render_page(result("aligned"))
     assert 'data-verdict="aligned"' in page
     assert 'id="culprit"' not in page
+    assert '<details class="more" id="more"' in page  # the calls are folded
+
+
+def test_what_only_passes_an_error_on_is_not_said_to_deviate() -> None:
+    rows = calls(60, 12)
+    rows = rows.set_column(rows.column_names.index("ratio"), "ratio", pa.array([0.4] * 59 + [3.0]))
+    states = dict(zip(rows["role"].to_pylist(), told_apart(rows)["state"].to_pylist(), strict=True))
+    assert states["culprit"] == "deviates"  # whatever its ratio
+    told = told_apart(rows)["state"].to_pylist()
+    assert (told.count("deviates"), told.count("passes on"), told[-1]) == (2, 10, "deviates")
+    page = render_page(result(calls=rows))
+    assert page.count(">passes on</td>") == 10
+    assert '<div class="passes_on some"><dt>pass on what they got</dt><dd>10</dd></div>' in page
+
+
+def test_settings_that_differ_are_a_table() -> None:
+    rows = (SetOtherwise("AdamW lr", "0.001", HOSTILE, "changes"), SetOtherwise("commit", "a", "b", "cannot"))
+    page = render_page(result(settings=rows))
+    assert "AdamW lr</th>" in page
+    assert "1 difference that cannot change the numbers" in page
+    assert "<img" not in page
+    assert 'id="settings"' not in render_page(result())
 
 
 def test_the_notebook_fragment() -> None:

@@ -310,6 +310,16 @@ class RunSummary:
     """What each rule of the policy that the run was given changed, a sentence each."""
 
 
+@dataclass(frozen=True, slots=True)
+class SetOtherwise:
+    """Something that the two runs are set to differently, in words."""
+
+    what: str  # ``AdamW lr``
+    baseline: str
+    candidate: str
+    severity: Literal["changes", "may", "cannot"]  # what it does to the numbers
+
+
 @dataclass(frozen=True)
 class Result:
     """What ``trueup.compare`` returns."""
@@ -335,6 +345,8 @@ class Result:
     """Rows of the criterion that judged calls, most calls first."""
     occurrences: Sequence[Occurrence] = ()
     """Where the difference first appears, by rank; ranks where nothing differs for certain are left out."""
+    settings: Sequence[SetOtherwise] = ()
+    """What the runs are set to differently, what changes numbers first."""
 
     @property
     def culprit(self) -> Finding | None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -30,17 +30,20 @@ from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
-from trueup.foundation.settings import differing, modules_of
+from trueup.foundation.settings import Setting, differing, modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
-from trueup.foundation.words.setting_sentence import settings_text
+from trueup.foundation.words.setting_sentence import set_otherwise, settings_text
 
 ALIKE_NAMED = 20
 """Calls of a culprit's kind that are named beside it; all are counted, and marked in the table of calls."""
 
 MOST_SETTINGS = 3
 """Settings that differ and show in no culprit that a verdict names; `trueup preflight` lists all."""
+
+MOST_ROWS = 500
+"""Settings that differ and are listed in a report."""
 
 TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or each with an earlier run of its own"
 
@@ -114,6 +117,7 @@ class Assembly:
         result = Result(
             found.verdict, "\n".join(lines), culprits, passing, unmatched, list(map(in_words, notes)), found.criterion.name,
             summaries[0], summaries[1], counts, with_one_sided(table, self.one_sided), occurrences=seen,
+            settings=set_otherwise(self._differing(culprits)[:MOST_ROWS]),
         )  # fmt: skip
         return with_evidence(result, found.captures, self.norms, found.criterion)
 
@@ -135,8 +139,7 @@ class Assembly:
     def _with_causes(self, culprits: list[Finding]) -> tuple[list[Finding], Otherwise]:
         """Say which settings explain culprits, and, in words, which differ and show in none."""
         found = self.comparison
-        rank = culprits[0].rank if culprits else next(iter(found.ranks), 0)
-        first, second = (capture.ranks.get(rank, {}) for capture in found.captures)
+        first, second = self._manifests(culprits)
         counted = passes_counts((found.overviews[0].passes, found.overviews[1].passes))
         passes = passes_text(counted)
         last = max(found.steps, default=None)
@@ -157,6 +160,15 @@ class Assembly:
         settings = settings_text(unshown[:MOST_SETTINGS])
         beside = self._beside(culprits, passes, settings)
         return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures))
+
+    def _manifests(self, culprits: Sequence[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what both runs say of the first culprit's rank, else of the first."""
+        rank = culprits[0].rank if culprits else next(iter(self.comparison.ranks), 0)
+        first, second = (capture.ranks.get(rank, {}) for capture in self.comparison.captures)
+        return first, second
+
+    def _differing(self, culprits: Sequence[Finding]) -> list[Setting]:
+        return differing(*self._manifests(culprits), max(self.comparison.steps, default=None))
 
     def _beside(self, culprits: Sequence[Finding], passes: str, settings: str) -> str:
         """Say what one run alone does and neither a culprit shows nor a setting that differs tells."""

@@ -24,6 +24,9 @@ HOPS = 2
 NEAR, FAR = 6, 8
 """Most calls shown one hop away, and two, on each side of the call: a card holds no more that can be read."""
 
+UPDATES = 2
+"""Most optimizer calls among them where other calls are there: all weights' updates read gradients, and say little of the data."""
+
 DEPTH = 64
 """Most levels of enclosing calls that are followed."""
 
@@ -179,7 +182,9 @@ class Graph:
         fresh = [pair for pair in found if pair not in self._hops]
         same = [pair for pair in fresh if self._at_level(pair)]
         ranked = sorted(same or fresh, key=self._importance)
-        kept = ranked[: NEAR if abs(hop) == 1 else FAR]
+        data = [pair for pair in ranked if not self._updates(pair)]
+        most = NEAR if abs(hop) == 1 else FAR
+        kept = [*data, *(pair for pair in ranked if self._updates(pair))][: min(most, len(data) + UPDATES) if data else most]
         self.omitted += len(ranked) - len(kept)
         for pair in kept:
             self._hops[pair] = hop
@@ -205,7 +210,7 @@ class Graph:
                 continue
             linked.add(other)
             ends = (other, seq) if hop < 0 else (seq, other)
-            source, target = (self._compared.pair(end, side) for end in ends)
+            source, target = (self._call if end == self._call[side] else self._compared.pair(end, side) for end in ends)
             links.append((source, target, link.source_slot, link.target_slot))
         return links
 
@@ -220,6 +225,11 @@ class Graph:
     def _at_level(self, pair: Pair) -> bool:
         facts = self._facts(pair)
         return facts is not None and facts["level"] == self._level
+
+    def _updates(self, pair: Pair) -> bool:
+        """Tell whether a call is the optimizer's, and the one in question is not."""
+        phases = [None if facts is None else facts["phase"] for facts in (self._facts(self._call), self._facts(pair))]
+        return phases[1] == "optimizer" != phases[0]
 
     def _facts(self, pair: Pair) -> dict[str, Any] | None:
         return next((facts for side in (1, 0) if pair[side] >= 0 and (facts := self._sides[side].facts(pair[side]))), None)

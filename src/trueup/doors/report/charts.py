@@ -8,7 +8,6 @@ computed here; the template escapes their text.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,12 +15,12 @@ from typing import Any
 
 from trueup.doors.report.result_view import StepRow
 from trueup.foundation.model import Edge, Evidence, Histogram, Neighbour
-from trueup.foundation.words.wording import one_line, sci, shorten
+from trueup.foundation.words.wording import ELLIPSIS, one_line, sci, shorten
 
 COMPONENTS = ("bokeh", "bokeh-widgets", "bokeh-tables")
 TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT, HISTOGRAM_HEIGHT = 460, 30, 250, 190
 SERIES = (
-    ("agrees", "agree", "circle", 4), ("incomparable", "not comparable", "triangle", 6),
+    ("agrees", "agree", "circle", 4), ("passes on", "passes on", "circle", 4), ("incomparable", "not comparable", "triangle", 6),
     ("deviates", "deviates", "circle", 4), ("culprit", "culprit", "diamond", 13),
 )  # fmt: skip
 """What the overview draws, later ones over earlier ones; calls that are bitwise equal have no place on a logarithmic axis."""
@@ -37,11 +36,10 @@ def available() -> bool:
 
 
 def library() -> list[str]:
-    """Return the library's scripts, safe to stand inside a script element."""
+    """Return the library's scripts."""
     from bokeh.resources import Resources
 
-    scripts = Resources(mode="inline", components=list(COMPONENTS), log_level="error").js_raw
-    return [re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in scripts]
+    return list(Resources(mode="inline", components=list(COMPONENTS), log_level="error").js_raw)
 
 
 def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
@@ -73,6 +71,34 @@ def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
     for drawn in points:
         drawn.nonselection_glyph = drawn.selection_glyph = None
     plot.add_tools(models.TapTool(renderers=points))
+    plot.xaxis.ticker.min_interval = 1
+    return _item(plot)
+
+
+def difference(name: str, rows: Sequence[StepRow]) -> dict[str, Any] | None:
+    """Draw how far the candidate is from the baseline at each step, relative to it, on a logarithmic axis: two curves that lie on
+    each other look alike at 1e-2 and at 1e-8. None where no step differs."""
+    from bokeh import models
+
+    apart = [(row.step, abs(row.difference), row.difference) for row in rows if row.difference and math.isfinite(row.difference)]
+    if not apart:
+        return None
+    steps = [row.step for row in rows]
+    margin = max(0.5, (steps[-1] - steps[0]) * 0.02)
+    sizes = [size for _, size, _ in apart]
+    plot = _figure(
+        f"{name} difference", CHART_HEIGHT, x_range=models.Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step",
+        y_axis_label="|difference| / |baseline|", y_axis_type="log", y_range=models.Range1d(min(sizes) / 3, max(sizes) * 3),
+    )  # fmt: skip
+    held = models.ColumnDataSource(
+        {"step": [step for step, *_ in apart], "apart": sizes, "told": [sci(signed) for *_, signed in apart]}
+    )
+    named = {"source": held, "name": "candidate", "legend_label": "difference"}
+    plot.line("step", "apart", line_width=2, line_dash=[6, 4], **named)
+    drawn = plot.scatter("step", "apart", size=8 if len(rows) <= 60 else 4, marker="square", **named)
+    drawn.nonselection_glyph = drawn.selection_glyph = None
+    told = [("step", "@step"), ("difference", "@told")]
+    plot.add_tools(models.HoverTool(renderers=[drawn], tooltips=told), models.TapTool(renderers=[drawn]))
     plot.xaxis.ticker.min_interval = 1
     return _item(plot)
 
@@ -158,11 +184,11 @@ def overview() -> dict[str, Any]:
     )  # fmt: skip
     points = []
     for name, label, marker, size in SERIES:
-        held = models.ColumnDataSource({"seq": [], "error": [], "row": [], "call": []}, name=name)
+        held = models.ColumnDataSource({"seq": [], "error": [], "row": [], "call": [], "told": []}, name=name)
         drawn = plot.scatter("seq", "error", source=held, size=size, marker=marker, name=name, legend_label=label, line_alpha=0)
         drawn.nonselection_glyph = drawn.selection_glyph = None
         points.append(drawn)
-    told = [("call", "@call"), ("rel. L2", "@error{0.0e+0}")]
+    told = [("call", "@call"), ("rel. L2", "@told")]
     plot.add_tools(models.HoverTool(renderers=points, tooltips=told), models.TapTool(renderers=points))
     plot.xaxis.formatter.use_scientific = False
     return _item(plot)
@@ -301,7 +327,16 @@ def _box(place: tuple[int, int], node: Neighbour) -> Box:
     where = one_line(node.scope) or "outside any module"
     name = f"{one_line(node.op)}#{node.ordinal}"
     title = f"{where}\n{name}\n{node.phase}, step {node.step}, level {node.level}\n{errors}"
-    return Box(*place, node, tone(node), (shorten(name, NAME), shorten(where, LINE), shorten(errors, LINE)), title)
+    return Box(*place, node, tone(node), (ending(name, NAME), ending(where, LINE), shorten(errors, LINE)), title)
+
+
+def ending(text: str, width: int) -> str:
+    """Shorten a name from the left, where it can be at a dot: ``torch.nn.functional.cross_entropy#0`` is ``…cross_entropy#0``."""
+    if len(text) <= width:
+        return text
+    kept = text[1 - width :]
+    whole = kept.partition(".")[2]
+    return ELLIPSIS + (whole if len(whole) > width // 2 else kept)
 
 
 def tone(node: Neighbour) -> str:

@@ -22,7 +22,7 @@ from trueup.analysis.curves.statistics import Tested
 from trueup.analysis.recipes.readings import percent
 from trueup.doors.report import charts
 from trueup.doors.report.document import fields, headed, json_plain
-from trueup.doors.report.html import embedded, ours, page
+from trueup.doors.report.html import drawn, embedded, ours, page
 from trueup.doors.report.saving import save_json, write_text
 from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines, print_next, print_written
 from trueup.foundation.words.wording import clean, counted, number
@@ -116,13 +116,14 @@ def curves_page(found: Verdict) -> str:
     """Return the text of a page: the verdict, both curves with the noise band and marks, their difference, the tables."""
     interactive = charts.available()
     blocks = drawing(found) if interactive else {}
-    scripts = [*charts.library(), ours("page.js"), ours("charts.js")] if interactive else [ours("page.js")]
+    scripts = [ours("page.js"), ours("charts.js")] if interactive else [ours("page.js")]
     lines = clean(found.sentence).splitlines()
     head = HEADS[found.word]
     return page(
-        "curves.html.j2", scripts, found=found, tone=found.verdict, head=head, first_line=lines[0].removeprefix(head).strip(),
+        "curves.html.j2", scripts, charts.library() if interactive else (), found=found, tone=found.verdict, head=head,
+        first_line=lines[0].removeprefix(head).strip(),
         other_lines=lines[1:], columns=[name.lstrip(">") for name in COLUMNS], windows=window_rows(found), shapes=shape_rows(found),
-        percent=percent, blocks={name: embedded(data) for name, data in blocks.items()},
+        percent=percent, blocks={name: embedded(drawn(data)) for name, data in blocks.items()},
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ def document(result: Result) -> dict[str, Any]:
             for one in result.occurrences
         ],
         "notes": list(result.notes),
+        "settings": json_plain(result.settings),
         "baseline": _run(result.baseline),
         "candidate": _run(result.candidate),
     }

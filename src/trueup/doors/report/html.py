@@ -3,6 +3,8 @@
 Everything captured is foreign: Jinja escapes it, data blocks escape ``<``, control characters are spelled out, and a
 content security policy allows exactly the scripts that were put in, by their hash, and no connection at all.
 
+Bokeh's JavaScript is compressed in the page, and becomes script elements when it opens: the policy knows their hashes, too.
+
 The table of calls travels inside the page, one compressed column each, repeated text stored once. A column is ``{"kind": "int32" |
 "float32" | "text", "data": base64(zlib(little-endian numbers))}``; a text column's numbers point into its ``values``. 100,000 calls
 take about 1 MB. The module tree is built from the same table, so it needs no model: ``a.b.c`` stands below ``a.b``.
@@ -11,11 +13,13 @@ take about 1 MB. The module tree is built from the same table, so it needs no mo
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -30,6 +34,7 @@ from trueup.analysis.remedy.advice import next_command, policy_to_try
 from trueup.doors.report import charts, result_view
 from trueup.doors.report.charts import diagram, edge_rows
 from trueup.foundation.model import PHASES, Evidence, Finding, Result
+from trueup.foundation.words.answers import answers
 from trueup.foundation.words.sentence import HEADS, evidence, operators
 from trueup.foundation.words.wording import clean, counted, number, one_line, sci, times
 
@@ -37,32 +42,36 @@ if TYPE_CHECKING:
     from trueup.analysis.recipes.recipe import RecipeResult
 
 
-STATIC_ROWS = 200  # how many deviating calls the page also holds as plain rows, for print and for browsers without scripts
+STATIC_ROWS = 100  # how many deviating calls the page also holds as plain rows, for print and for browsers without scripts
 UNMATCHED_ROWS = 500
 CULPRIT_CARDS = 20
-SCRIPTS = ("page.js", "charts.js", "calls.js")
+SCRIPTS = ("page.js", "charts.js", "calls.js", "graphs.js")
+CURVES = {"loss": result_view.loss_rows, "norm": result_view.norm_rows}
 STATES = (
     ("compared", "compared"), ("equal", "bitwise equal"), ("agrees", "agree"),
     ("inherited", "of them by what their inputs explain"), ("deviates", "deviate"),
     ("incomparable", "not comparable"), ("only_baseline", "only in the baseline"), ("only_candidate", "only in the candidate"),
 )  # fmt: skip
 """The counts of a result, and what they are called."""
+PASSES = "passes on"
+"""State, on the page, of a call that deviates by no more than its inputs explain."""
 FLOOR, CEILING = -10.0, 1.0  # ends of the error scale, as powers of ten
 
 
 def render_page(result: Result, recipe: RecipeResult | None = None) -> str:
     """Return the text of index.html; with the steps of a recipe that was followed, if there is one."""
     interactive = charts.available()
-    scripts = [*charts.library(), *map(ours, SCRIPTS)] if interactive else [ours("page.js")]
-    blocks = _blocks(result) if interactive else {}
+    shown = dataclasses.replace(result, calls=told_apart(result.calls))
+    blocks = _blocks(shown, interactive=interactive)
     return page(
         "page.html.j2",
-        scripts,
-        **_facts(result),
-        **_page_facts(result),
+        [ours(name) for name in SCRIPTS],
+        charts.library() if interactive else (),
+        **_facts(shown),
+        **_page_facts(shown),
         interactive=interactive,
         drawn=set(blocks),
-        blocks={name: embedded(data) for name, data in blocks.items()},
+        blocks={name: embedded(data if name == "calls-data" else drawn(data)) for name, data in blocks.items()},
         recipe=recipe,
         tone=result.verdict,
     )
@@ -73,10 +82,17 @@ def render_fragment(result: Result) -> str:
     return environment().get_template("fragment.html.j2").render(_facts(result))
 
 
-def page(template: str, scripts: Sequence[str], **content: Any) -> str:
-    """Return the text of a page that needs no network and lets no script run but these."""
-    style, marked = Markup(ours("style.css")), [Markup(script) for script in scripts]
-    return environment().get_template(template).render(content, style=style, scripts=marked, policy=policy(scripts))
+def page(template: str, scripts: Sequence[str], library: Sequence[str] = (), **content: Any) -> str:
+    """Return the text of a page that needs no network and lets no script run but these; ``library`` travels compressed."""
+    with ThreadPoolExecutor(max(1, len(library))) as pool:  # zlib needs no interpreter
+        packed = [pool.submit(_squeeze, script.encode()) for script in library]
+        style, marked = Markup(ours("style.css")), [Markup(script) for script in scripts]
+
+        def parts() -> Markup:  # asked for last
+            return embedded([one.result() for one in packed])
+
+        content |= {"style": style, "scripts": marked, "library": parts if library else None}
+        return environment().get_template(template).render(content, policy=policy([*library, *scripts]))
 
 
 def embedded(data: Any) -> Markup:
@@ -85,6 +101,11 @@ def embedded(data: Any) -> Markup:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
+
+
+def drawn(model: dict[str, Any]) -> str:
+    """Compress what a chart is drawn from; the page unpacks it."""
+    return _squeeze(json.dumps(model, allow_nan=False, separators=(",", ":")).encode())
 
 
 def policy(scripts: Sequence[str]) -> str:
@@ -117,10 +138,12 @@ def _facts(result: Result) -> dict[str, Any]:
     }
 
 
-def _blocks(result: Result) -> dict[str, Any]:
-    """Return what the page's scripts read: charts, the table's layout, the calls."""
-    made: dict[str, Any] = {
-        "calls-data": pack(result.calls),
+def _blocks(result: Result, *, interactive: bool) -> dict[str, Any]:
+    """Return what the page's scripts read: the calls; and with Bokeh charts and the table's layout."""
+    made: dict[str, Any] = {"calls-data": pack(result.calls)}
+    if not interactive:
+        return made
+    made |= {
         "calls-model": charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1),
         "overview-model": charts.overview(),
     }
@@ -128,6 +151,8 @@ def _blocks(result: Result) -> dict[str, Any]:
     for name, label, rows in (("loss", "loss", losses), ("norm", "gradient norm", norms)):
         if rows:
             made[f"{name}-model"] = charts.curves(label, rows)
+            if (apart := charts.difference(label, rows)) is not None:
+                made[f"{name}-difference-model"] = apart
     for n, finding in enumerate(result.culprits[:CULPRIT_CARDS]):
         for k, spread in enumerate(finding.evidence.histograms if finding.evidence else ()):
             made[f"histogram-{n}-{k}-model"] = charts.histogram(spread)
@@ -139,7 +164,12 @@ def _page_facts(result: Result) -> dict[str, Any]:
     environment = result_view.environment_rows(result)
     step = result.culprits[0].step if result.culprits else None  # later steps deviate everywhere: they tell nothing
     return {
+        "said": answers(result),
+        "settings": [one for one in result.settings if one.severity != "cannot"],
+        "settings_aside": [one for one in result.settings if one.severity == "cannot"],
+        "tally": _tally(result),
         "steps": result_view.step_lines(result),
+        "sameness": {name: result_view.sameness(rows(result)) for name, rows in CURVES.items()},
         "norm_remarks": result_view.norm_remarks(result),
         "loss_remark": result_view.loss_remark(result),
         "tree": module_tree(result.matched if step is None else result.matched.filter(pc.equal(result.matched["step"], step))),
@@ -148,6 +178,27 @@ def _page_facts(result: Result) -> dict[str, Any]:
         "alike": [row for row in environment if not row[3]],
         "several_ranks": max(result.baseline.ranks, result.candidate.ranks) > 1,
     }
+
+
+def _tally(result: Result) -> list[tuple[str, str, int]]:
+    """Count calls as ``(state, what it is called, how many)``, those apart that only pass an error on."""
+    passing = pc.sum(pc.equal(result.calls["state"], PASSES)).as_py() or 0
+    held = result.counts | {PASSES: passing, "deviates": max(0, result.counts.get("deviates", 0) - passing)}
+    named = [(state, label, held.get(state, 0)) for state, label in STATES]
+    place = next(n for n, (state, *_) in enumerate(named) if state == "deviates")
+    named.insert(place + 1, (PASSES, "pass on what they got", passing))
+    return [one for one in named if one[2] or one[0] in ("compared", "equal", "deviates")]
+
+
+def told_apart(calls: pa.Table) -> pa.Table:
+    """Return a table of calls whose state says of a call that its inputs explain (below 1 x) that it passes on what it got."""
+    if not {"state", "role", "ratio"} <= set(calls.column_names):
+        return calls
+    state, role = (pc.fill_null(calls[name].cast(pa.string()), "") for name in ("state", "role"))
+    explained = pc.fill_null(pc.less(calls["ratio"].cast(pa.float64()), 1.0), fill_value=False)
+    passing = pc.and_(pc.and_(pc.equal(state, "deviates"), pc.not_equal(role, "culprit")), explained)
+    told = pc.if_else(passing, PASSES, calls["state"].cast(pa.string()))
+    return calls.set_column(calls.column_names.index("state"), "state", told)
 
 
 def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
@@ -221,7 +272,7 @@ TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "pa
 WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
 ERRORS = ("error_in", "error_out", "expected", "ratio")
 ROLES = ("culprit", "victim", "inherited")
-RANKED = ("deviates", "incomparable", "only baseline", "only candidate", "agrees", "equal")
+RANKED = ("deviates", PASSES, "incomparable", "only baseline", "only candidate", "agrees", "equal")
 
 
 def pack(calls: pa.Table, limit: int = ROWS) -> dict[str, Any]:
@@ -262,17 +313,17 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
 def _text(column: pa.ChunkedArray) -> dict[str, Any]:
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     codes = np.asarray(encoded.indices, dtype="<i4")
-    return {"kind": "text", "data": _squeeze(codes), "values": [one_line(v) for v in encoded.dictionary.to_pylist()]}
+    return {"kind": "text", "data": _squeeze(codes.tobytes()), "values": [one_line(v) for v in encoded.dictionary.to_pylist()]}
 
 
 def _numbers(column: pa.ChunkedArray, kind: str, absent: float) -> dict[str, Any]:
     with np.errstate(over="ignore"):
         values = pc.fill_null(column, absent).to_numpy().astype(np.dtype(kind).newbyteorder("<"))
-    return {"kind": kind, "data": _squeeze(values)}
+    return {"kind": kind, "data": _squeeze(values.tobytes())}
 
 
-def _squeeze(values: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode("ascii")
+def _squeeze(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content, 6)).decode("ascii")
 
 
 NODES = 2500  # most nodes shown; of a larger tree the upper levels
@@ -351,7 +402,7 @@ def module_tree(calls: pa.Table) -> Modules:
     seen: set[str] = set()
     for entry in _grouped(calls):
         cell = Cell(entry["calls"], 0, 0, entry["error"])
-        cell.deviates = cell.calls if entry["state"] == "deviates" else 0
+        cell.deviates = cell.calls if entry["state"] in ("deviates", PASSES) else 0
         cell.incomparable = cell.calls if entry["state"] == "incomparable" else 0
         seen.add(entry["phase"])
         for node in _path(root, entry["scope"]):

@@ -31,6 +31,7 @@ from trueup.doors.report.saving import save_json, write_text
 from trueup.doors.report.terminal import plain_table, print_lines, print_more, section
 from trueup.foundation.model import TensorStats
 from trueup.foundation.words.anomaly_sentence import HEADS, bad_numbers, counts, operators
+from trueup.foundation.words.answers import overflow_answers
 from trueup.foundation.words.wording import clean, number, one_line, short_source, shorten
 
 if TYPE_CHECKING:
@@ -146,16 +147,12 @@ def render_page(result: OverflowResult) -> str:
     """Return the text of index.html."""
     from trueup.doors.report.html import ours, page
 
-    lines = [line.strip() for line in result.sentence.splitlines()] or [""]
-    head = HEADS[result.verdict].strip()
     return page(
         "overflow.html.j2",
         [ours("page.js")],
         result=result,
-        head=head,
+        said=overflow_answers(result),
         tone={"found": "deviates", "inconclusive": "inconclusive"}.get(result.verdict, "aligned"),
-        first_line=lines[0].removeprefix(head).strip(),
-        other_lines=lines[1:],
         cards=[_card(one) for one in result.anomalies[:CARDS]],
         scale=result.scale[:STEPS],
         curve=scale_curve(result.scale),

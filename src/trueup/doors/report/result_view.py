@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,19 @@ class StepRow:
 
 
 def slot_rows(finding: Finding) -> list[SlotRow]:
-    """Prepare the slots of a finding, deviating ones where they stand in the call."""
-    return [slot_row(slot) for slot in finding.slots]
+    """Prepare the slots of a finding, those of a kind in order: ``grad_input.2`` before ``grad_input.10``."""
+    kinds = list(dict.fromkeys(slot.slot.partition(".")[0] for slot in finding.slots))
+
+    def place(slot: SlotComparison) -> tuple[int, list[tuple[int, str]]]:
+        return kinds.index(slot.slot.partition(".")[0]), _numbered(slot.slot)
+
+    return [slot_row(slot) for slot in sorted(finding.slots, key=place)]
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return what sorts a name by its numbers: each by its length first."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(len(part.lstrip("0")) if part.isdecimal() else 0, part) for part in parts]
 
 
 def loss_rows(result: Result) -> list[StepRow]:
@@ -106,6 +118,13 @@ def loss_remark(result: Result) -> str:
 def norm_rows(result: Result) -> list[StepRow]:
     """Join the gradient norms of both runs by step."""
     return _by_step(result.baseline.gradient_norms, result.candidate.gradient_norms)
+
+
+def sameness(rows: Sequence[StepRow]) -> str:
+    """Say why a number of each step has no difference to draw."""
+    if all(row.difference == 0 for row in rows):
+        return "the same number in both runs at each step"
+    return "no difference can be drawn: at no step have both runs a finite number that differs from the other's"
 
 
 def norm_remarks(result: Result) -> list[str]:

@@ -22,6 +22,7 @@ from trueup.doors.report.html import ours, page
 from trueup.doors.report.recipe import steps_table
 from trueup.doors.report.saving import write_text
 from trueup.doors.report.terminal import print_next, progress
+from trueup.foundation.words.answers import Answers, answers
 from trueup.foundation.words.wording import clean, counted, number
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ def _trial(one: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _answers(found: Triage) -> Answers:
+    """Say what it is first: what the comparison of the step that explains it says, else what that step says."""
+    head, first = found.verdict.upper(), found.explaining
+    if first is None:
+        return Answers(head, found.sentence.removeprefix(head).lstrip(" ,"), ())
+    if first.result is None:
+        return Answers(head, first.said, (("found by", (first.name,)), *((("note", first.remarks),) if first.remarks else ())))
+    told = answers(first.result)
+    rows = [row for row in told.rows if row[0] in ("place", "size", "certainty", "dtype")]
+    return Answers(head, told.cause, (("found by", (first.name,)), *rows))
+
+
 def render_page(found: Triage) -> str:
     """Return the text of index.html."""
     return page(
@@ -57,7 +70,7 @@ def render_page(found: Triage) -> str:
         [ours("page.js")],
         found=found,
         tone={"explained": "deviates", "could not tell": "inconclusive"}.get(found.verdict, "aligned"),
-        head=found.verdict.upper(),
+        said=_answers(found),
         steps=sorted({step for one in found.trials for step in one.losses}),
         trials=[(one, curve(one), one.directory.name) for one in found.trials],
     )

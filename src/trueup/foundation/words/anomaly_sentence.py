@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def sentence(found: Anomaly) -> str:
     """Say what happened where."""
-    return f"{name_of(found)}: {_happened(found)}"
+    return f"{name_of(found)}: {happened(found)}"
 
 
 def name_of(found: Anomaly) -> str:
@@ -52,7 +52,8 @@ def bad_numbers(bits: int) -> str:
     return ", ".join(name for bit, name in names if bits & bit)
 
 
-def _happened(found: Anomaly) -> str:
+def happened(found: Anomaly) -> str:
+    """Say what happened, and not where."""
     if found.kind in ("nan", "overflow", "saturated"):
         return _arose(found)
     if found.kind == "collective":

@@ -84,7 +84,7 @@ def verdict_lines(
     elif verdict == "inconclusive":
         said = _inconclusive(unmatched, notes, counts, otherwise)
     elif culprits:
-        said = _culprit(culprits, victims, unmatched)
+        said = [line for _, line in culprit_lines(culprits, victims, unmatched)]
         said += [DRAWS.format(*otherwise.devices)] if otherwise.devices and _draws(culprits[0]) else []
         said += _other_ranks(culprits[0], occurrences)
         if otherwise.single and not culprits[0].cause:
@@ -232,27 +232,30 @@ def _arguments(name: str, held: object) -> dict[str, str]:
     return {} if held is None else {name: shorten(one_line(str(held)), ARGUMENT_WIDTH)}
 
 
-def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched: Sequence[Finding]) -> list[str]:
+def culprit_lines(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched: Sequence[Finding]) -> list[tuple[str, str]]:
+    """Say what was found, the first culprit first, as ``(what a line is of, line)``: ``cause``, ``place``, ``size``, ``certainty``,
+    ``reach`` (and what may hide behind it)."""
     first = culprits[0]
     word = "first culprit" if first.confidence == "high" else "first suspect"
-    lines = [f"{word}: {one_line(first.name)}  ({operators(first)})", evidence(first)]
+    lines = [("place", f"{word}: {one_line(first.name)}  ({operators(first)})"), ("size", evidence(first))]
     if first.cause:
-        lines[:1] = [one_line(first.cause), f"first seen in: {_where(first)}  ({operators(first)})"]
+        lines[:1] = [("cause", one_line(first.cause)), ("place", f"first seen in: {_where(first)}  ({operators(first)})")]
     if first.confidence != "high":
-        lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
+        could = "could be rounding: compare two runs of the baseline to see how far they differ by themselves"
+        lines.append(("certainty", could))
     if first.source:
-        lines.append(f"your code: {user_source(first.source, first.stack)}")
+        lines.append(("place", f"your code: {user_source(first.source, first.stack)}"))
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
         its = "its" if passed_on == 1 else "their"
-        lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} because {its} inputs do")
-    lines += _behind(first)
+        lines.append(("reach", f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} because {its} inputs do"))
+    lines += [("reach", line) for line in _behind(first)]
     if first.alike:
-        lines.append(_alike(first))
+        lines.append(("reach", _alike(first)))
     if len(culprits) > 1:
-        lines.append(_others(culprits[1:]))
+        lines.append(("reach", _others(culprits[1:])))
     if unmatched:
-        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run")
+        lines.append(("reach", f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run"))
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from trueup.foundation.model import SetOtherwise
 from trueup.foundation.settings import ABSENT, GROUP, OF_PARAMETERS, Setting
 from trueup.foundation.words.wording import ELLIPSIS, one_line, shorten
 
@@ -74,6 +75,13 @@ def some(names: Sequence[str]) -> str:
 def settings_text(settings: Sequence[Setting]) -> str:
     """Say several in one line; what two optimizers of a class have alike once."""
     return "; ".join(dict.fromkeys(map(setting_text, settings)))
+
+
+def set_otherwise(settings: Sequence[Setting]) -> tuple[SetOtherwise, ...]:
+    """Say of each setting what it is and both values, as rows of a table."""
+    since = ("" if one.step is None else f" (from step {one.step})" for one in settings)
+    rows = (SetOtherwise(subject(one) + later, *values(one), one.severity) for one, later in zip(settings, since, strict=True))
+    return tuple(dict.fromkeys(rows))
 
 
 def value(held: Any) -> str:

@@ -1,22 +1,6 @@
 "use strict";
 // The table of calls with its filters. Rows live in typed arrays; the table gets those that pass, in the order asked for.
 (async () => {
-  const block = (id) => JSON.parse(document.getElementById(id).textContent);
-
-  const inflate = async (text) => {
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
-  };
-  const unpack = async ({ kind, data, values }) => {
-    const buffer = await inflate(data);
-    return { values, at: kind === "float32" ? new Float32Array(buffer) : new Int32Array(buffer) };
-  };
-  const load = async () => {
-    const { rows, total, columns } = block("calls-data"), held = { rows, total, column: {} };
-    await Promise.all(Object.entries(columns).map(async ([name, packed]) => { held.column[name] = await unpack(packed); }));
-    return held;
-  };
-
   const CHOICES = ["state", "role", "phase", "level", "step", "rank", "paired"];
   const fill = (form, calls) => {
     for (const name of CHOICES) {
@@ -76,7 +60,7 @@
     return data;
   };
 
-  const short = (value) => (Number.isNaN(value) ? "–" : value === 0 ? "0" : value.toExponential(1));
+  const short = window.trueup.sci;
   const describe = (calls, row) => {
     const column = calls.column, seq = (name) => (column[name].at[row] < 0 ? "absent" : column[name].at[row].toLocaleString("en"));
     const facts = [
@@ -94,15 +78,19 @@
     }
     return list;
   };
+  window.trueup.describe = describe;
 
   // Scope and call share what the other columns leave; SlickGrid's own ways to fit columns forget the proportions.
   const FLEXIBLE = { scope: 0.42, call: 0.58 }, SCROLLBAR = 20, LEAST = 150;
+  const WIDE = new Set(["seq_candidate", "step", "rank", "phase", "level", "error_in", "state"]); // what a phone has no room for
   const fit = (table) => {
-    const taken = table.columns.reduce((sum, { field, width }) => sum + (field in FLEXIBLE ? 0 : width), 0);
+    const narrow = window.innerWidth < 760;
+    for (const column of table.columns) if (WIDE.has(column.field)) column.visible = !narrow;
+    const taken = table.columns.reduce((sum, { field, width, visible }) => sum + (field in FLEXIBLE || !visible ? 0 : width), 0);
     const free = document.getElementById("calls-table").clientWidth - taken - SCROLLBAR;
     for (const column of table.columns) {
       const share = FLEXIBLE[column.field];
-      if (share) column.width = Math.max(LEAST, Math.floor(free * share));
+      if (share) column.width = Math.max(narrow ? LEAST / 2 : LEAST, Math.floor(free * share));
     }
   };
 
@@ -155,9 +143,13 @@
 
   const drawTable = async () => {
     const target = document.getElementById("calls-table");
-    const nth = Bokeh.documents.length;
-    await Bokeh.embed.embed_item(block("calls-model"), target);
-    const calls = await load(), table = Bokeh.documents[nth].get_model_by_name("calls"), source = table.source;
+    // Bokeh writes 1.0e+0 where everything else says 1e0.
+    const { ScientificFormatter, StringFormatter } = Bokeh.Tables;
+    ScientificFormatter.prototype.doFormat = function doFormat(row, cell, value, ...rest) {
+      return StringFormatter.prototype.doFormat.call(this, row, cell, short(value), ...rest);
+    };
+    await Bokeh.embed.embed_item(await window.trueup.model("calls-model"), target);
+    const calls = await window.trueup.calls(), table = Bokeh.documents.map((one) => one.get_model_by_name("calls")).find(Boolean), source = table.source;
     sortByColumns([...Bokeh.index].find((view) => view.model === table)?.data);
     const form = document.getElementById("filters"), detail = document.getElementById("detail"), hint = detail.firstElementChild;
     let rows = [];
@@ -212,10 +204,22 @@
     return { calls, reveal, chosen };
   };
 
+  if (!document.getElementById("calls-model")) return;
+  // Of an aligned page the table is folded: it is drawn when somebody opens it, or follows a link into it.
+  const folded = document.getElementById("more"), opened = (part) => new Promise((done) => { part.addEventListener("toggle", done, { once: true }); });
+  let drawn;
+  const table = () => (drawn ??= (folded && !folded.open ? opened(folded) : Promise.resolve()).then(drawTable));
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#"]'), wanted = link?.getAttribute("href").slice(1);
+    if (!wanted || !folded?.contains(document.getElementById(wanted)) || folded.dataset.ready !== undefined) return;
+    folded.open = true;
+    if (link.dataset.go) table().then(({ reveal }) => reveal(JSON.parse(link.dataset.go)));
+  });
   try {
-    const { calls, reveal, chosen } = await drawTable();
-    await window.trueup.drawCharts(reveal);
-    await window.trueup.drawOverview(calls, chosen);
+    await window.trueup.library();
+    await window.trueup.drawCharts(async (filters) => { if (folded) folded.open = true; (await table()).reveal(filters); });
+    if (folded) table().then(({ calls, chosen }) => window.trueup.drawOverview(calls, chosen)).then(() => { folded.dataset.ready = ""; });
+    else { const { calls, chosen } = await table(); await window.trueup.drawOverview(calls, chosen); }
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     document.documentElement.classList.add("failed"); // the plain tables take over

@@ -1,13 +1,12 @@
 "use strict";
 // The charts: curves, histograms, errors in order of execution. What a click on them shows is told to the table.
 (() => {
-  const block = (id) => { const found = document.getElementById(id); return found ? JSON.parse(found.textContent) : null; };
   const embed = async (id, target) => {
-    const views = await Bokeh.embed.embed_item(block(id), target), view = views[0] ?? views;
+    const views = await Bokeh.embed.embed_item(await window.trueup.model(id), target), view = views[0] ?? views;
     return (view.model ?? [...view][0].model).document;
   };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const INKS = { baseline: "--baseline", candidate: "--candidate", agrees: "--quiet", incomparable: "--unsure", deviates: "--bad-soft", culprit: "--bad",
+  const INKS = { baseline: "--baseline", candidate: "--candidate", agrees: "--quiet", "passes on": "--bad-soft", incomparable: "--unsure", deviates: "--bad", culprit: "--bad",
     band: "--quiet", "left the band": "--bad", "level changes": "--unsure", spike: "--bad-soft" };
 
   const paint = (doc) => {
@@ -28,6 +27,8 @@
   const draw = async (id, target) => {
     if (!document.getElementById(id) || !target) return null;
     const doc = await embed(id, target);
+    // Five names beside each other are wider than a phone.
+    if (window.innerWidth < 760) for (const plot of doc.roots()) for (const legend of plot.above) { legend.ncols = 2; legend.spacing = 8; }
     window.trueup.repaint.push(() => paint(doc));
     paint(doc);
     return doc;
@@ -52,7 +53,7 @@
   };
 
   window.trueup.drawCharts = async (go) => {
-    for (const name of ["loss", "norm"]) {
+    for (const name of ["loss", "loss-difference", "norm", "norm-difference"]) {
       onTap(await draw(`${name}-model`, document.getElementById(`${name}-chart`)), (data, nth) => go({ step: data.step[nth] }));
     }
     const first = document.querySelector("#culprit .card");
@@ -61,7 +62,11 @@
     for (const part of document.querySelectorAll("details.further")) part.addEventListener("toggle", () => { if (part.open) histograms(part); });
   };
 
-  for (const name of ["curve", "difference"]) draw(`${name}-model`, document.getElementById(`${name}-chart`));  // of `trueup curves`
+  if (document.getElementById("curve-model")) { // of `trueup curves`
+    window.trueup.library().then(() => {
+      for (const name of ["curve", "difference"]) draw(`${name}-model`, document.getElementById(`${name}-chart`));
+    });
+  }
 
   const PLACES = 700, FLOOR = 1e-12;
   // Of the points of one kind that fall on one column of the picture the largest error is kept.
@@ -90,6 +95,7 @@
       data_source.data = {
         row: rows, seq: rows.map((row) => seq_candidate.at[row]),
         error: rows.map((row) => Math.min(Math.max(error_out.at[row], FLOOR), top)),
+        told: rows.map((row) => window.trueup.sci(error_out.at[row])),
         call: rows.map((row) => `${scope.values[scope.at[row]]}/${op.values[op.at[row]]}#${ordinal.at[row]}`),
       };
     }

@@ -1,6 +1,37 @@
 "use strict";
 // The look (light, dark, print), the copy button and the tree. `repaint` listeners repaint what CSS cannot reach.
+// What is compressed in the page is unpacked here: the library's scripts (`library`), and columns (`calls`).
 window.trueup = { repaint: [] };
+(() => {
+  const held = (id) => { const found = document.getElementById(id); return found ? JSON.parse(found.textContent) : null; };
+  const inflate = (text) => {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
+  };
+  const unpack = async ({ kind, data, values }) => {
+    const buffer = await inflate(data).arrayBuffer();
+    return { values, at: kind === "float32" ? new Float32Array(buffer) : new Int32Array(buffer) };
+  };
+  const once = (make) => { let made; return () => (made ??= make()); };
+  window.trueup.library = once(async () => {
+    for (const text of await Promise.all((held("library") ?? []).map((part) => inflate(part).text()))) {
+      const script = document.createElement("script");
+      script.textContent = text;
+      document.head.append(script);
+    }
+  });
+  window.trueup.model = async (id) => JSON.parse(await inflate(held(id)).text()); // of a chart
+  window.trueup.calls = once(async () => {
+    const { rows, total, columns } = held("calls-data"), found = { rows, total, column: {} };
+    await Promise.all(Object.entries(columns).map(async ([name, packed]) => { found.column[name] = await unpack(packed); }));
+    return found;
+  });
+  // Numbers as everywhere in Trueup: two digits, no plus, no trailing zero.
+  window.trueup.sci = (value) => {
+    if (!Number.isFinite(value)) return Number.isNaN(value) ? "–" : value > 0 ? "inf" : "-inf";
+    return value === 0 ? "0" : value.toExponential(1).replace(".0e", "e").replace("e+", "e");
+  };
+})();
 (() => {
   const root = document.documentElement, button = document.getElementById("theme");
   const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -20,6 +51,15 @@ window.trueup = { repaint: [] };
     show();
   });
   if (!document.getElementById("calls-table")) root.classList.add("plain");
+  // A wide picture begins where what it is about stands.
+  for (const box of document.querySelectorAll(".around .scroll")) {
+    const show = () => {
+      const about = box.querySelector(".box.about");
+      if (about) box.scrollLeft = about.getBoundingClientRect().x - box.getBoundingClientRect().x + box.scrollLeft - (box.clientWidth - 196) / 2;
+    };
+    show();
+    box.closest("details.further")?.addEventListener("toggle", show);
+  }
   show();
 
   const command = document.getElementById("next-command"), copy = document.getElementById("copy");
