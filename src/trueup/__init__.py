@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trueup.doors.training import apply_policy as apply_policy
     from trueup.doors.training import capture as capture
     from trueup.doors.training import lockstep as lockstep
+    from trueup.doors.training import monitor as monitor
     from trueup.doors.training import seed_all as seed_all
     from trueup.doors.training import shadow as shadow
     from trueup.doors.training import step as step
@@ -72,6 +73,7 @@ _HOMES = {
     "import_dump": "trueup.exchange.readers",
     "lockstep": "trueup.doors.training",
     "map_models": "trueup.analysis.pairing.models",
+    "monitor": "trueup.doors.training",
     "open_capture": "trueup.foundation.store",
     "overflow": "trueup.analysis.anomalies",
     "port": "trueup.migration.port",
@@ -87,7 +89,8 @@ _HOMES = {
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
     "align", "apply_policy", "bisect", "capture", "check", "compare", "convert_weights", "curves", "import_dump", "lockstep",
-    "map_models", "open_capture", "overflow", "port", "preflight", "replay", "reproduce", "seed_all", "shadow", "step", "watch",
+    "map_models", "monitor", "open_capture", "overflow", "port", "preflight", "replay", "reproduce", "seed_all", "shadow", "step",
+    "watch",
 ]  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from trueup.comparison.result import comparing
 from trueup.comparison.verdict.judged import OwnErrors, Part
 from trueup.foundation.facts.why import Reason
 from trueup.foundation.model import DETAILS, Result
-from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store import Capture, layout, open_capture
+from trueup.foundation.store.layout import MONITOR
 
 if TYPE_CHECKING:
     from trueup.analysis.curves.judging import Verdict
@@ -45,6 +46,11 @@ def curves(
 
     first, second = ([run for one in side for run in read(Path(one), pattern)] for side in (baseline, candidate))
     return judge(first, second, series, **options)
+
+
+def are_monitored(baseline: Path, candidate: Path) -> bool:
+    """Tell whether two runs are both of a monitor; raises TrueupError if one is no capture."""
+    return all(MONITOR in layout.read_root(one) for one in (baseline, candidate))
 
 
 def compare(

@@ -1,5 +1,5 @@
-"""What a training script calls: `trueup.capture` and `step`, `watch`, `shadow`, `lockstep`, `apply_policy`, `seed_all`. Each
-finds the framework that the script imported and hands over to its adapter; none imports a framework itself."""
+"""What a training script calls: `trueup.capture` and `step`, `watch`, `monitor`, `shadow`, `lockstep`, `apply_policy`, `seed_all`.
+Each finds the framework that the script imported and hands over to its adapter; none imports a framework itself."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trueup.recording.recorder.options import BUDGET, FRAMES, CaptureOptions, Nu
 from trueup.recording.registry import ADAPTERS, Adapter, listed, meant
 
 if TYPE_CHECKING:
+    from trueup.analysis.monitor.session import Monitor
     from trueup.analysis.watch.session import Watch
     from trueup.recording.adapters.torch.shadowing_block import Shadow
     from trueup.recording.engine.policies import AppliedPolicy
@@ -156,6 +157,46 @@ def watch(
 
     adapted: Any = import_module(f"trueup.recording.adapters.{found.name}.watching")
     return Watch(adapted.WatchSession(Path(directory), options, chosen, root_manifest(options, "tensor")), models)
+
+
+def monitor(
+    model: Any = None, optimizer: Any = None, directory: str | Path = "trueup-monitor", *, every: int = 10, digests: int = 100,
+    ranks: NumberSet = None, alerts: bool = True, on_alert: str | Sequence[str] = "message", command: str | None = None,
+    step: int | None = None,
+) -> Monitor:  # fmt: skip
+    """Take a training's numbers all the time, and say when one leaves its own past.
+
+        monitor = trueup.monitor(model, optimizer, "runs/monitor")
+        for batch in loader:
+            ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    The loss, learning rates, the loss scale and the norms of gradients are taken in each step, the rest in some (docs/monitor.md).
+    What is written is a capture that `trueup.compare` lines up with another monitored run. A directory that holds an earlier
+    monitor's is gone on with. Loss, gradients and random numbers stay bitwise what they are without it.
+
+    Args:
+        model: the module, or modules; without it those that run in the first step.
+        optimizer: one, or several, whose steps are followed; without it all. The first to step ends the training step.
+        directory: where the series go.
+        every: steps between two that have everything: moments, update ratios, activations, attention, routers.
+        digests: steps between digests of the parameters, where there are several ranks; 0: none.
+        ranks: ranks that monitor; None: all.
+        alerts: look for spikes, drift, frozen and vanishing layers, ranks that part.
+        on_alert: one or more of ``message``, ``stop`` (by `WatchStopped`, exit code 3) and ``capture`` (the next step, at full
+        detail). command: run with each alert as JSON on its standard input; no shell.
+        step: number of the first step; None: 0, or where an earlier monitor's series end, as the optimizer's state says.
+
+    Raises:
+        TrueupError: an option is unknown, the directory holds something else, or no framework is imported that can be monitored.
+        WatchStopped: in the training, after an alert, where ``on_alert`` says ``stop``.
+    """
+    from trueup.analysis.monitor.session import Monitor, MonitorOptions, root_manifest
+
+    options = MonitorOptions.of(every, digests, ranks, alerts, on_alert, command)
+    framework = _framework(model, "monitor", "monitor", "monitor")
+    models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    return Monitor(Path(directory), options, framework, root_manifest(options, sys.argv[:64]), models, optimizers, step).start()
 
 
 def shadow(

@@ -49,11 +49,11 @@ ADAPTERS = (
     ),
     Adapter(
         "paddle", "PaddlePaddle", models="paddle.nn.Layer", levels=("module", "api"), page="docs/paddle.md",
-        lacks=("compile", "shadow", "inputs_from"), executes="paddlepaddle",
+        lacks=("compile", "shadow", "inputs_from", "monitor"), executes="paddlepaddle",
     ),
     Adapter(
         "tensorflow", "TensorFlow", models="keras.src.layers.layer.Layer", levels=("module", "api"), page="docs/tensorflow.md",
-        lacks=("policy", "compile", "shadow", "inputs_from"),
+        lacks=("policy", "compile", "shadow", "inputs_from", "monitor"),
     ),
 )  # fmt: skip
 """In the order in which they are asked: where several frameworks are imported and no model tells, the first is meant."""

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from trueup.analysis.triage.running import losses_of
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture
+from trueup.foundation.store.layout import MONITOR
+from trueup.foundation.store.series import SeriesReader
 
 LOSSES = (
     "loss", "train_loss", "training_loss", "loss_train", "lm_loss", "loss_metrics_global_avg_loss", "train_loss_step", "total_loss",
@@ -21,6 +23,7 @@ LOSSES = (
 )  # fmt: skip
 """Names of a training's loss, as `plain` writes them, the likeliest first."""
 SEED = re.compile(r"(?:^|[^a-zA-Z])(?:seed|sd)[-_=]?(\d{1,10})(?![\d.]*\d)|(?:^|[-_/.])s(\d{1,6})(?=[-_/.]|$)", re.IGNORECASE)
+MOST_SERIES = 2000  # of layers that a monitor's run gives
 NAMED = 12  # series that a message lists
 
 
@@ -89,7 +92,9 @@ def _no_series(run: Run, expected: str, following: str) -> TrueupError:
 
 
 def of_capture(capture: Capture) -> Run:
-    """Return the losses of a capture by step; raises TrueupError if it holds none."""
+    """Return the losses of a capture by step, or the series of a monitor's first rank; raises TrueupError if it holds none."""
+    if MONITOR in capture.root:
+        return _monitored(capture)
     losses = losses_of(capture)
     if not losses:
         raise TrueupError(
@@ -101,3 +106,18 @@ def of_capture(capture: Capture) -> Run:
     told = held.items() if isinstance(held, Mapping) else ()
     seeds = {str(name): value for name, value in told if isinstance(value, int)}
     return Run(str(capture.path), {"loss": Series.of(losses)}, tuple(capture.problems), seeds)
+
+
+def _monitored(capture: Capture) -> Run:
+    reader = SeriesReader(capture)
+    if not reader.ranks:
+        raise TrueupError(
+            f"The run has no series.\n  where:    {capture.path}\n  expected: steps that a monitor wrote\n  got:      none\n"
+            "  next:     monitor a training that steps"
+        )
+    rank, names = reader.ranks[0], reader.names(reader.ranks[0])
+    held = reader.columns(rank, [name for name in names if "/" not in name] + [name for name in names if "/" in name][:MOST_SERIES])
+    taken = {name: ~np.isnan(values) for name, values in held.items()}
+    steps = reader.steps(rank)
+    series = {name: Series(steps[there], held[name][there]) for name, there in taken.items()}
+    return Run(str(capture.path), series, tuple(reader.problems))

@@ -26,6 +26,7 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
 COMMANDS = {
     "capture": ("running", "-o runs/cpu --steps 0:3 -- python train.py"),
     "watch": ("running", "--stop-after 1 -- python train.py"),
+    "monitor": ("monitoring", "-o runs/monitor -- python train.py"),
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
@@ -57,7 +58,7 @@ COMMANDS = {
 }
 """The commands in the order of the help: the module that has a function of that name, or a `Typer` of several, and an example."""
 
-HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
+HANDS_ON = ("capture", "watch", "monitor", "triage", "bisect", "assess")  # their command's options are not ours
 
 
 class TwoSides(options.Command):

@@ -43,7 +43,7 @@ def compare(
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
     json: Json = None,
 ) -> int:
-    """Compare two captures and name the first call that made them differ.
+    """Compare two captures and name the first call that made them differ; of two monitored runs, the first series that leaves.
 
     Exit code 0: aligned, 1: deviates, 2: could not tell.
     """
@@ -52,11 +52,17 @@ def compare(
         raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
 
     with loading():
+        from trueup.doors.comparing import are_monitored
         from trueup.doors.comparing import compare as compare_captures
         from trueup.doors.report.document import document
         from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
 
+    if are_monitored(baseline, candidate):
+        for option, value in (("--csv", csv), ("--xlsx", xlsx), ("--junit", junit), ("--sarif", sarif), ("--repeat", repeat)):
+            if value:
+                raise UsageError(f"{option} is for captures of calls.\n  got:      two monitored runs\n  next:     leave it out")
+        return _series(baseline, candidate, output, json)
     if xlsx is not None:
         from trueup.doors.report.legacy import xlsxwriter
 
@@ -95,6 +101,22 @@ def compare(
                 print_written(told(result, file), console, what)
     save_as_json(lambda: document(result), json, console)
     return result.exit_code
+
+
+def _series(baseline: Path, candidate: Path, output: File, json: File) -> int:
+    """Compare what two monitors wrote."""
+    from trueup.analysis.monitor.comparing import compare_series
+    from trueup.doors.report.monitor import compared_document, render_compared
+    from trueup.doors.report.saving import save_json
+    from trueup.doors.report.terminal import Terminal, print_written
+
+    found = compare_series(baseline, candidate)
+    console = Terminal()
+    render_compared(found, console)
+    if output is not None:
+        print_written(save_json(compared_document(found), output / "series.json"), console, "json")
+    save_as_json(lambda: compared_document(found), json, console)
+    return found.exit_code
 
 
 Metric = Optional[tuple[float, float]]  # noqa: UP045 - typer evaluates it on Python 3.10

@@ -10,6 +10,7 @@ from trueup.foundation.facts.criteria import TF32
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.tables import FRAMEWORKS
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.store.layout import MONITOR
 from trueup.foundation.store.reader import Capture
 
 LONGEST = 120  # characters of a filter that are shown
@@ -34,6 +35,11 @@ def asked_levels(capture: Capture) -> frozenset[str]:
 
 def require_records(capture: Capture) -> None:
     """Raise TrueupError if a capture holds nothing."""
+    if MONITOR in capture.root:
+        raise TrueupError(
+            f"The run has series of a monitor and no calls.\n  where:    {capture.path}\n  expected: a capture of calls\n"
+            "  got:      what `trueup monitor` wrote\n  next:     compare it with another monitored run, or trueup report --trend"
+        )
     if not capture.rows:
         why = (capture.lost or capture.problems or ["nothing was captured"])[0]
         raise TrueupError(f"{capture.path} holds no records: {why}; record again")

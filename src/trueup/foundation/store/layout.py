@@ -11,6 +11,7 @@
                    tensors-0000.safetensors          payload
                    shadow-0000.parquet               local errors, of a shadow run (`trueup.recording.execution.shadow`)
                    step-000000/records-0000.parquet  one row per slot of a call
+                   series-0000.parquet               numbers by step, of a monitor (`series`); it has no records
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LOCK = "lock"
 PROCESSES = "processes"
 UNRANKED = "unranked-"
 TEMPORARY = ".tmp"
+MONITOR = "monitor"  # key of the root manifest of what a monitor wrote
 
 RANK = re.compile(r"rank-([0-9]{5,9})")
 STEP = re.compile(r"step-([0-9]{6,9})")

@@ -134,10 +134,11 @@ def _sibling(folder: Path, run: str | None) -> bool:
         return bool(lock["run"] == run)
     if lock.get("host") != socket.gethostname():
         return False
-    return _alive(lock.get("pid"))
+    return alive(lock.get("pid"))
 
 
-def _alive(pid: Any) -> bool:
+def alive(pid: Any) -> bool:
+    """Tell whether a process of this number lives on this host."""
     if type(pid) is not int or pid <= 0:
         return False
     try:

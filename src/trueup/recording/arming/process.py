@@ -134,7 +134,12 @@ class _Process:
             armed = import_module(f"trueup.recording.adapters.{framework}.armed")
             policy, watch = order.get("policy"), order.get("watch")
             options = order.get("options_of", {}).get(framework, order["options"])
-            begun = armed.Armed(Path(order["directory"]), options, order["root"], policy, watch)
+            directory, root = Path(order["directory"]), order["root"]
+            if order.get("monitor") is not None:
+                monitored = import_module("trueup.analysis.monitor.armed")
+                begun = monitored.armed(armed.Armed, directory, options, root, order["monitor"])
+            else:
+                begun = armed.Armed(directory, options, root, policy, watch)
             self._armed[framework] = begun
             begun.begin(at_once=self.role == "run")
         except Exception as error:  # noqa: BLE001

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store.layout import MONITOR, read_root
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
@@ -91,6 +92,35 @@ def run_watched(
     return code
 
 
+def run_monitored(
+    output: Path, monitor: str, command: Sequence[str], see: Callable[[dict[str, Any]], None] = lambda _: None
+) -> int:  # fmt: skip
+    """Run a command under a monitor, whose options are encoded; a directory of an earlier one is gone on with. ``see`` is given
+    what was found as a document.
+
+    Returns:
+        3 if an alert stopped the run, the command's own exit code if it failed, 2 if nothing was monitored, else 0.
+
+    Raises:
+        TrueupError: the command cannot start, or the directory holds something else or cannot be written.
+    """
+    directory = output.absolute()
+    goes_on = (directory / "manifest.json").is_file() and MONITOR in read_root(directory)
+    if goes_on:
+        shutil.rmtree(directory / "processes", ignore_errors=True)  # what those of the run before said
+        (directory / "stop").unlink(missing_ok=True)
+    code = execute(directory, CaptureOptions(), command, goes_on=goes_on, monitor=monitor)
+    reports = reports_of(directory)
+    code = tell_monitored(directory, code, reports, goes_on=goes_on)
+    held = [report["monitor"] for report in reports if report.get("monitor")]
+    see({
+        "schema": "trueup-monitor", "schema_version": 1, "exit_code": code, "directory": str(directory), "ranks": len(held),
+        "steps": max((one["steps"] for one in held), default=0), "series": max((one["series"] for one in held), default=0),
+        "alerts": sum(one["alerts"] for one in held), "first": [alert for one in held for alert in one["first"]],
+    })  # fmt: skip
+    return code
+
+
 def uninterrupted(code: int) -> int:
     """Return an exit code; raises KeyboardInterrupt where somebody stopped the command, so that it is not run again."""
     if code in INTERRUPTED:
@@ -105,7 +135,7 @@ def _free() -> Path:
 
 def execute(
     directory: Path, options: CaptureOptions, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None,
-    output: Path | None = None, timeout: float | None = None, folder: Path | None = None, **order: Any,
+    output: Path | None = None, timeout: float | None = None, folder: Path | None = None, goes_on: bool = False, **order: Any,
 ) -> int:  # fmt: skip
     """Run a command whose processes arm themselves; return its exit code, as a shell would, or `TIMED_OUT`.
 
@@ -117,13 +147,14 @@ def execute(
         folder: that it runs in; else our own.
         output: file that what it prints goes to; else where our own goes.
         timeout: seconds after which it is ended, with all that it started.
+        goes_on: the directory may hold what was written before.
         order: further orders for them (see `trueup.recording.arming.process`).
 
     Raises:
         TrueupError: the command cannot start, or the directory is not empty or cannot be written.
     """
     path = program(command[0])
-    made = _prepare(directory)
+    made = [] if goes_on else _prepare(directory)
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
         told = _environment(given, directory, options, list(command), order)
@@ -475,3 +506,27 @@ def _hits(watched: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"{hit['said']} ({hit['path'] or hit['tensors']})" for hit in hits]
     more = sum(report["watch"]["hits"] for report in watched) - NAMED
     return lines[:NAMED] + ([f"and {more:,} more"] if more > 0 else [])
+
+
+# ---------------------------------------------------------------- of a monitor
+def tell_monitored(directory: Path, code: int, reports: Sequence[Report], *, goes_on: bool) -> int:
+    """Say on stderr what was monitored; return the exit code."""
+    held = [report for report in reports if report.get("monitor") and report["monitor"]["steps"]]
+    stopped = (directory / "stop").exists()
+    ended = f"; the command ended with exit code {code}" if code and not stopped else ""
+    if not held:
+        said = [*(f"{_name(one)} failed: {one['failure']}" for one in reports if one.get("failure"))]
+        said = said or [f"{_name(one)}: {one['why']}" for one in reports if one.get("why")]
+        say(f"nothing was monitored{ended}: {'; '.join(said) or NO_FRAMEWORK}")
+        if not goes_on:
+            _clear(directory)
+        return code or 2
+    for report in held:
+        if report["monitor"]["failure"]:
+            say(f"note: {_name(report)}: {report['monitor']['failure']}")
+    steps, series = (max(report["monitor"][name] for report in held) for name in ("steps", "series"))
+    ranks = f" on {len(held)} ranks" if len(held) > 1 else ""
+    alerts = sum(report["monitor"]["alerts"] for report in held)
+    found = f"{alerts:,} alert{'s' if alerts != 1 else ''}" if alerts else "no alert"
+    say(f"monitored {series:,} series over {steps:,} step{'s' if steps != 1 else ''}{ranks} into {directory}: {found}{ended}")
+    return STOPPED if stopped else code

@@ -1,0 +1,310 @@
+"""The running monitor of a process: it writes what a probe takes, judges it, obeys the switch, and never gets in the training's
+way.
+
+What fails on our side is said once and kept in the rank's manifest; the training goes on without its monitor.
+
+The switch is the file ``control`` in the directory, looked at once a second: ``off``, ``on``, ``every 50`` or ``capture`` (the next
+step at full detail). It holds for all ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trueup.analysis.watch.watcher import Stopper
+from trueup.foundation.model import TrueupError, UsageError
+from trueup.foundation.redaction import redacted
+from trueup.foundation.store.series import SeriesWriter
+from trueup.foundation.version import VERSION
+from trueup.foundation.words.wording import first_line, say
+from trueup.recording.engine.monitoring import Block, Probe, Wanted
+from trueup.recording.recorder.options import NumberSet, in_ranges, parse_numbers
+from trueup.recording.registry import Adapter
+
+if TYPE_CHECKING:
+    from trueup.analysis.monitor.alerts import Alert, Alerts
+
+CONTROL = "control"
+LOOK_SECONDS = 1.0
+ALERTS = "alerts.jsonl"  # in a rank's folder, a line an alert
+CAPTURES = "captures"  # folder of the steps that were captured at full detail
+MOST_SAID = 20  # alerts that are printed; later ones are only written
+ACTIONS = ("message", "stop", "capture")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MonitorOptions:
+    """What is taken, and what an alert does."""
+
+    every: int = 10
+    digests: int = 100
+    ranks: tuple[tuple[int, int | None], ...] | None = None  # half-open ranges; None: all
+    alerts: bool = True
+    actions: tuple[str, ...] = ("message",)
+    command: str | None = None  # run with an alert as JSON on standard input
+
+    @classmethod
+    def of(
+        cls, every: int = 10, digests: int = 100, ranks: NumberSet = None, alerts: bool = True,
+        on_alert: str | Sequence[str] = "message", command: str | None = None,
+    ) -> MonitorOptions:  # fmt: skip
+        """Check the options; raise `UsageError` where a value means nothing."""
+        if every < 1 or digests < 0:
+            raise UsageError(f"every {every} or digests {digests} is too small: expected at least 1, and 0 for no digests")
+        actions = (on_alert,) if isinstance(on_alert, str) else tuple(on_alert)
+        for one in actions:
+            if one not in ACTIONS:
+                raise UsageError(f"on_alert {one!r} is unknown: expected {', '.join(ACTIONS)}")
+        if command is not None and not shlex.split(command):
+            raise UsageError("command is empty: expected a program and its arguments")
+        return cls(every, digests, parse_numbers(ranks, "ranks"), alerts, actions, command)
+
+    def to_json(self) -> str:
+        """Encode for the environment of a child process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> MonitorOptions:
+        """Decode what `to_json` made."""
+        held = json.loads(text)
+        spans = held["ranks"]
+        held["ranks"] = None if spans is None else tuple((start, stop) for start, stop in spans)
+        return cls(**held | {"actions": tuple(held["actions"])})
+
+
+def root_manifest(options: MonitorOptions, command: Sequence[str]) -> dict[str, Any]:
+    """Return what all ranks' capture says of itself."""
+    return {
+        "trueup_version": VERSION, "command": list(command), "levels": [], "detail": "series",
+        "config": {"ranks": options.ranks}, "monitor": dataclasses.asdict(options),
+    }  # fmt: skip
+
+
+class Monitor:
+    """A running monitor; `close`, the end of a ``with`` block or of the process ends it.
+
+    >>> monitor = trueup.monitor(model, optimizer, "runs/monitor")      # doctest: +SKIP
+    >>> monitor.alerts                                                  # doctest: +SKIP
+    []
+    """
+
+    def __init__(
+        self, directory: Path, options: MonitorOptions, framework: Adapter, root: dict[str, Any],
+        models: Sequence[Any] = (), optimizers: Sequence[Any] = (), step: int | None = None,
+    ) -> None:  # fmt: skip
+        self.path, self.options, self._framework, self._root = Path(directory).absolute(), options, framework, root
+        self.step, self.paused = step or 0, False
+        self._off = self._over = False  # by the switch; for good
+        self._given_step = step
+        self.failure: str | None = None
+        self.alerts: list[Alert] = []
+        self.count = 0  # steps that were taken
+        beside = import_module(f"trueup.recording.adapters.{framework.name}.monitoring")
+        self._optimizers = optimizers
+        self._steps_made: Callable[[Any], int | None] = beside.steps_made
+        self.wanted = Wanted(options.every, options.digests)
+        self.probe: Probe = beside.probe(self, self.wanted, models, optimizers)
+        self._writer: SeriesWriter | None = None
+        self._judge: Alerts | None = None
+        self._stopper: Stopper | None = None
+        self._looked = time.monotonic()
+        self._control: tuple[float, int] | None = None
+        self._capture: Any = None
+        self._captured, self._capture_next = 0, False
+        self._closed = False
+        self._pid = os.getpid()
+
+    # ---------------------------------------------------------------- life
+    def start(self) -> Monitor:
+        """Begin; raises TrueupError where nothing can be written."""
+        rank, world = self.probe.rank_and_world()
+        if world <= 1 or rank is not None:
+            self._open()
+        self.probe.attach()
+        atexit.register(self.close)
+        return self
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(None if error is None else f"the run ended with {type(error).__name__}: {first_line(error)}")
+
+    @property
+    def series(self) -> int:
+        """How many series were taken so far."""
+        return 0 if self._writer is None else self._writer.series
+
+    def end_step(self) -> None:
+        """End the present step, in a loop in which no optimizer of the framework does."""
+        self.probe.end_step()
+
+    def close(self, ending: str | None = None) -> None:
+        """Write what is left."""
+        if self._closed or os.getpid() != self._pid:  # a forked worker's exit is not the training's
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with suppress(Exception):
+            self.probe.drain()
+        self._end_capture()
+        self.probe.detach()
+        if self._stopper is not None:
+            self._stopper.end()
+        if self._writer is not None:
+            try:
+                status = "interrupted" if ending else "complete" if self.failure is None else "stopped"
+                self._writer.close(status, **self.probe.describe(), notes=[one for one in (ending, self.failure) if one])
+            except OSError as error:
+                say(f"what the monitor took last could not be written to {self.path}: {error}")
+
+    def _open(self) -> SeriesWriter | None:
+        rank, world = self.probe.rank_and_world()
+        if not in_ranges(rank or 0, self.options.ranks):
+            self.paused = self._over = True
+            return None
+        self._writer = writer = SeriesWriter(self.path, rank or 0, self._root, self.probe.describe())
+        if writer.resumed:
+            made = next((n for one in self._optimizers if (n := self._steps_made(one)) is not None), None)
+            known = made if self._given_step is None else self._given_step
+            self.step = writer.last_step + 1 if known is None else known
+        self._stopper = Stopper(self.path, rank or 0, world)
+        with suppress(OSError):
+            (self.path / "stop").unlink()  # of the run before
+        if "stop" in self.options.actions:
+            self._stopper.start()
+        if self.options.alerts:
+            from trueup.analysis.monitor.alerts import Alerts
+
+            self._judge = Alerts(self.path, rank or 0, world)
+        return writer
+
+    # ---------------------------------------------------------------- what a probe tells
+    def failed(self, error: Exception, what: str) -> None:
+        """Say once that the monitor failed, and end it; the training goes on."""
+        if self.failure is None:
+            self.failure = f"the monitor stopped at step {self.step}: {type(error).__name__}: {first_line(error)} (in {what})"
+            say(f"{self.failure}. The training goes on without it.")
+            if os.environ.get("TRUEUP_TRACEBACK"):
+                import traceback
+
+                traceback.print_exception(error)
+        self.paused = self._over = True
+
+    def ended(self, blocks: Sequence[Block]) -> None:
+        """Take a step's numbers; none while it is paused."""
+        writer = None if self._over else self._writer or self._open()
+        if writer is not None and not self.paused:
+            try:
+                writer.append(self.step, blocks)
+            except OSError as error:
+                self.failed(error, f"writing to {self.path}")
+            self.count += 1
+            for alert in self._judge.take(self.step, blocks) if self._judge is not None else ():
+                self._act(alert)
+        ended, self.step = self.step, self.step + 1
+        self._look()
+        if self._stopper is not None:
+            self._stopper.step()
+            if "stop" in self.options.actions:
+                self._stopper.stop_if_due(ended)
+
+    def begins(self, model: Any) -> None:
+        """A model begins to run: a step's capture begins or ends here, between two steps."""
+        if self._capture is not None and self.step > self._captured:
+            self._end_capture()
+        elif self._capture_next and self._capture is None:
+            self._begin_capture(model)
+
+    # ---------------------------------------------------------------- alerts
+    def _act(self, alert: Alert) -> None:
+        self.alerts.append(alert)
+        assert self._writer is not None
+        with suppress(OSError), (self._writer.folder / ALERTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(redacted(dataclasses.asdict(alert))) + "\n")
+        if len(self.alerts) <= MOST_SAID:
+            say(f"{alert.said}" + ("; later alerts are only written" if len(self.alerts) == MOST_SAID else ""))
+        if "capture" in self.options.actions and self._capture is None:
+            self._capture_next = True
+        if self.options.command is not None:
+            _run(self.options.command, json.dumps(redacted(dataclasses.asdict(alert) | {"directory": str(self.path)})))
+        if "stop" in self.options.actions and self._stopper is not None:
+            self._writer.flush()
+            self._stopper.ask(self.step, f"the run was stopped by an alert, as asked: {alert.said} (exit code 3)")
+
+    # ---------------------------------------------------------------- the switch, and a step at full detail
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        file = self.path / CONTROL
+        try:
+            stat = file.stat()
+            if (stat.st_mtime, stat.st_size) == self._control or stat.st_size > 1000:
+                return
+            self._control = stat.st_mtime, stat.st_size
+            words = file.read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            return
+        self.obey(words)
+
+    def obey(self, words: Sequence[str]) -> None:
+        """Do what the file `CONTROL` says."""
+        if words[:1] == ["capture"]:
+            self._capture_next = True
+        elif len(words) == 2 and words[0] == "every" and words[1].isdecimal() and int(words[1]):
+            self.wanted.every = int(words[1])
+        elif words in (["off"], ["on"]):
+            self._off = words == ["off"]
+            self.paused = self._off or self._over or self._capture is not None
+        elif words:
+            say(f"{self.path / CONTROL} says {' '.join(words)[:80]!r}: expected off, on, every N or capture")
+
+    def _begin_capture(self, model: Any) -> None:
+        self._capture_next = False
+        from trueup.recording.engine.session import capture
+        from trueup.recording.recorder.options import CaptureOptions
+
+        session: Any = import_module(f"trueup.recording.adapters.{self._framework.name}.session")
+        directory = self.path / CAPTURES / f"step-{self.step:06d}"
+        try:
+            directory.parent.mkdir(exist_ok=True)
+            begun = capture(session.Session, directory, model, CaptureOptions.of(detail="tensor"))
+            begun.__enter__()
+        except (TrueupError, OSError) as error:
+            say(f"step {self.step} is not captured: {first_line(error)}")
+            return
+        self._capture, self._captured, self.paused = begun, self.step, True
+        say(f"step {self.step} is captured at full detail into {directory}")
+
+    def _end_capture(self) -> None:
+        if self._capture is not None:
+            with suppress(Exception):
+                self._capture.__exit__(None, None, None)
+            self._capture = None
+            self.paused = self._off or self._over
+
+
+def _run(command: str, alert: str) -> None:
+    """Run a command without a shell and without waiting for it, with an alert on its standard input."""
+    try:
+        process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(alert.encode())
+    except OSError as error:
+        say(f"the command for alerts did not start: {error}")

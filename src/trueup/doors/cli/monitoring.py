@@ -1,0 +1,49 @@
+"""``trueup monitor -- COMMAND`` takes a training's numbers all the time; ``report`` draws what it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trueup.doors.cli import options as shared
+from trueup.doors.cli.options import Word, Words
+
+OUTPUT = "Where the series go; an earlier monitor's is gone on with."
+EVERY = "Steps between two that have everything; loss, rates and gradient norms are of each."
+DIGESTS = "Steps between digests of the parameters, where there are several ranks; 0: none."
+ON_ALERT = "message, stop (exit code 3) or capture (the next step, at full detail); repeated."
+COMMAND = "Run with each alert as JSON on standard input."
+
+
+def monitor(
+    command: shared.Following = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help=OUTPUT)] = Path("trueup-monitor"),
+    every: Annotated[int, typer.Option(metavar="N", min=1, help=EVERY)] = 10,
+    digests: Annotated[int, typer.Option(metavar="N", min=0, help=DIGESTS)] = 100,
+    ranks: Annotated[Word, typer.Option(metavar="RANKS", help="Ranks that monitor: 0 or 0:8; else all.")] = None,
+    alerts: Annotated[bool, typer.Option("--alerts/--no-alerts", help="Say when a series leaves its own past.")] = True,
+    on_alert: Annotated[Words, typer.Option("--on-alert", metavar="WHAT", help=ON_ALERT)] = None,
+    alert_command: Annotated[Word, typer.Option("--alert-command", metavar="COMMAND", help=COMMAND)] = None,
+    json: shared.Json = None,
+) -> int:
+    """Run a command and take its training's numbers all the time: loss, gradients, updates, moments, activations, attention.
+
+    The command needs no edit. `trueup compare` lines up two monitored runs.
+    """
+    words = shared.required(command, "monitor", "monitor -o runs/monitor")
+
+    from trueup.analysis.monitor.session import MonitorOptions
+    from trueup.recording.recorder import launch
+
+    chosen = MonitorOptions.of(every, digests, ranks, alerts, shared.words(on_alert) or "message", alert_command)
+    found = list[dict[str, Any]]()
+    code = launch.run_monitored(output, chosen.to_json(), words, found.append)
+    if json is not None:
+        from trueup.doors.report.terminal import Terminal
+
+        shared.save_as_json(lambda: found[0], json, Terminal())
+    return code
+
+

@@ -1,0 +1,78 @@
+"""What a monitor asks of a framework: numbers of a training by step, each taken without changing it.
+
+A probe hooks the framework and hands each step to a listener as blocks, names of series and their numbers. What the numbers mean,
+and what becomes of them (files, alerts, actions), is framework-free and above (`trueup.analysis.monitor`). A framework without a
+probe is refused by name (`Adapter.lacks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Names = tuple[str, ...]  # the same object in each step, by which a writer knows its columns
+Block = tuple[Names, NDArray[np.float64]]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a probe is to take."""
+
+    every: int = 10  # steps between two with everything; loss, learning rate and gradient norms are of each step
+    digests: int = 100  # steps between digests of parameters; 0: none. Taken only where there are several ranks
+
+
+class Listener(Protocol):
+    """Who is told."""
+
+    step: int  # the present one
+    paused: bool  # true: nothing is to be taken; steps are counted
+
+    def begins(self, model: Any) -> None:
+        """A model begins to run, forward."""
+
+    def ended(self, blocks: Sequence[Block]) -> None:
+        """Take a step's numbers; the step is over."""
+
+    def failed(self, error: Exception, what: str) -> None:
+        """Take note that the probe failed; it is not asked again, and the training goes on."""
+
+
+class Probe(Protocol):
+    """The framework's half of a monitor."""
+
+    def attach(self) -> None:
+        """Begin to look."""
+
+    def detach(self) -> None:
+        """End, and leave nothing behind in the framework."""
+
+    def end_step(self) -> None:
+        """End the present step, for loops in which no optimizer of the framework does."""
+
+    def drain(self) -> None:
+        """Hand over what is still under way on a device."""
+
+    def rank_and_world(self) -> tuple[int | None, int]:
+        """Return this process's rank (None when nothing says so) and how many there are."""
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the process for its rank's manifest."""
+
+
+def by_layer(names: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the layers that parameters belong to, by first appearance (``encoder.0.weight`` is of ``encoder.0``), and for each
+    parameter the number of its layer."""
+    layers: dict[str, int] = {}
+    places = [layers.setdefault(name.rpartition(".")[0] or name, len(layers)) for name in names]
+    return list(layers), np.array(places, np.intp)
+
+
+def joined(norms: NDArray[np.float64], places: NDArray[np.intp], count: int) -> NDArray[np.float64]:
+    """Return the norms of layers from those of their parameters."""
+    found: NDArray[np.float64] = np.sqrt(np.bincount(places, norms * norms, count))
+    return found

@@ -1,0 +1,128 @@
+"""Series of a monitor: written, read, gone on with, damaged; two of them lined up."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trueup
+from trueup.analysis.monitor.comparing import compare_series
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store.durable import write_json
+from trueup.foundation.store.series import SeriesReader, SeriesWriter
+
+ROOT = {"monitor": {}}
+NAMES = ("loss", "gradient_norm/a", "gradient_norm/b")
+
+
+def write(path: Path, values: np.ndarray, *, rank: int = 0, world: int = 1, names: tuple[str, ...] = NAMES, start: int = 0) -> Path:
+    writer = SeriesWriter(path, rank, ROOT, {"world_size": world})
+    for step, row in enumerate(values, start):
+        writer.append(step, [(names, row)])
+    writer.close("complete")
+    return path
+
+
+def healthy(seed: int = 0, steps: int = 300) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return np.exp(0.05 * random.standard_normal((steps, 3)) - np.linspace(0, 1, steps)[:, None])
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path, 0, ROOT, {})
+    names = ("loss", "other")
+    writer.append(0, [(names, np.array([1.5, math.nan]))])
+    writer.append(1, [(("loss",), np.array([math.inf]))])
+    writer.flush()
+    writer.append(2, [(("late/x",), np.array([3.0]))])
+    writer.close("complete")
+    read = SeriesReader(tmp_path)
+    assert (read.problems, read.ranks, read.names(0)) == ([], [0], ["loss", "other", "late/x"])
+    assert read.column(0, "loss").tolist()[:2] == [1.5, math.inf]
+    assert math.isnan(read.column(0, "loss")[2])
+    other = read.column(0, "other")
+    assert (other[0], math.isnan(other[1])) == (math.inf, True)  # a NaN that was taken, and nothing
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    write_json(tmp_path / "manifest.json", {"format_version": 1})
+    with pytest.raises(TrueupError, match="a capture of calls"):
+        SeriesWriter(tmp_path, 0, ROOT, {})
+    held = write(tmp_path / "m", healthy())
+    write_json(held / "rank-00000/lock", {"pid": os.getppid(), "host": os.uname().nodename})
+    with pytest.raises(TrueupError, match=f"process {os.getppid()} writes it now"):
+        SeriesWriter(held, 0, ROOT, {})
+    with pytest.raises(TrueupError, match="no calls"):
+        trueup.compare(held, held)
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    for _ in range(3):
+        write(tmp_path, healthy(steps=20))
+    files = sorted((tmp_path / "rank-00000").glob("series-*"))
+    files[0].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-40])
+    read = SeriesReader(tmp_path)
+    assert len(read.problems) == 2
+    assert "series-0000.parquet is missing" in read.problems[0]
+    assert "series-0002.parquet is damaged" in read.problems[1]
+    assert len(read.steps(0)) == 20
+
+
+def test_aligned(tmp_path: Path) -> None:
+    base = write(tmp_path / "a", healthy())
+    found = compare_series(base, write(tmp_path / "b", healthy()))
+    assert (found.verdict, found.exit_code, found.differing) == ("aligned", 0, 0)
+    assert found.sentence == "ALIGNED  the same number at each step in 3 series over 300 steps (0 to 299)"
+    near = compare_series(base, write(tmp_path / "c", healthy() * (1 + 1e-4)))
+    assert (near.verdict, near.differing, near.left) == ("aligned", 3, ())
+    other_seed = compare_series(base, write(tmp_path / "d", healthy(7)))
+    assert other_seed.verdict == "aligned"  # as noisy as itself, which is all that one run tells
+
+
+def test_the_first_series_that_leaves_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, worse = write(tmp_path / "a", healthy()), healthy()
+    worse[100:, 2] *= 3
+    worse[140:, 1] *= 3
+    worse[200:, 0] *= 2
+    cand = write(tmp_path / "b", worse)
+    assert main(["compare", str(base), str(cand), "--json", str(tmp_path / "found.json")]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("DEVIATES  first series to leave: gradient_norm of b, step 100\n")
+    assert "the loss leaves at step 200" in said
+    assert "gradient_norm/a" in said
+    assert '"trueup-series"' in (tmp_path / "found.json").read_text()
+    worse[50, 1] = math.nan  # a single bad step is an outlier; three in five are not
+    assert compare_series(base, write(tmp_path / "c", worse)).left[0].beyond == 100
+    worse[50:53, 1] = math.nan
+    first = compare_series(base, write(tmp_path / "d", worse)).left[0]
+    assert (first.series, first.beyond) == ("gradient_norm/a", 50)
+
+
+def test_what_cannot_be_told(tmp_path: Path) -> None:
+    base = write(tmp_path / "a", healthy())
+    short = compare_series(write(tmp_path / "s", healthy(steps=10)), write(tmp_path / "t", healthy(1, 10)))
+    assert (short.verdict, short.exit_code) == ("inconclusive", 2)
+    assert "too few" in short.notes[-1]
+    fewer = compare_series(base, write(tmp_path / "b", healthy()[:, :2], names=NAMES[:2]))
+    assert (fewer.verdict, fewer.sentence.splitlines()[0][:14]) == ("inconclusive", "COULD NOT TELL")
+    assert "only " in fewer.notes[0]
+    ended = compare_series(base, write(tmp_path / "c", healthy()[:200]))
+    assert ended.verdict == "inconclusive"
+    two = tmp_path / "two"
+    for rank in range(2):
+        write(two, healthy(), rank=rank, world=2)
+    assert "ranks 1 are only in" in compare_series(base, two).notes[0]
+    with pytest.raises(TrueupError, match="no step in common"):
+        compare_series(base, write(tmp_path / "late", healthy(), start=500))
+
+
+def test_curves_read_a_monitor(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    found = trueup.curves([write(tmp_path / "a", healthy())], [write(tmp_path / "b", healthy())], "gradient_norm/b")
+    assert found.word == "equivalent"

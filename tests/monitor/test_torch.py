@@ -1,0 +1,173 @@
+"""What a monitor takes of a PyTorch training is what it says, and the training is bitwise the one without it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import trueup
+from monitor.training import SIZE, WORDS, Model, train
+from trueup.analysis.monitor.kinds import OTHER, kind_of
+from trueup.foundation.store.series import SeriesReader
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_training_is_bitwise_the_same(tmp_path: Path, scaled: bool) -> None:
+    plain, monitored = train(None, scaled=scaled), train(tmp_path / "m", scaled=scaled)
+    assert monitored["monitor"].failure is None
+    assert plain["losses"] == monitored["losses"]
+    assert torch.equal(plain["random"], monitored["random"])
+    for kind in ("gradients", "weights"):
+        for one, other in zip(plain[kind], monitored[kind], strict=True):
+            ones, others = (one, other) if kind == "gradients" else ([one], [other])
+            assert all(torch.equal(a, b) for a, b in zip(ones, others, strict=True))
+
+
+def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
+    run = train(tmp_path / "m")
+    read = SeriesReader(tmp_path / "m")
+    assert read.problems == []
+    assert read.steps(0).tolist() == [0, 1, 2, 3, 4, 5]
+    assert read.column(0, "loss").tolist() == run["losses"]
+    assert read.column(0, "lr/0").tolist() == [1e-2] * 6
+    assert read.column(0, "tokens").tolist() == [10] * 6
+    whole = [math.sqrt(sum(float(g.double().square().sum()) for g in held)) for held in run["gradients"]]
+    np.testing.assert_allclose(read.column(0, "gradient_norm"), whole, rtol=1e-6)
+    before = read.column(0, "gradient_norm_before_clip")
+    np.testing.assert_allclose(read.column(0, "clip_ratio"), np.minimum(1, 0.5 / before), rtol=1e-12)
+    head = [math.sqrt(sum(float(g.double().square().sum()) for g in held[-2:])) for held in run["gradients"]]
+    np.testing.assert_allclose(read.column(0, "gradient_norm/head"), head, rtol=1e-6)
+    sampled = read.column(0, "update_ratio/head")
+    assert np.isnan(sampled).tolist() == [False, True] * 3
+    state = [run["optimizer"].state[p] for p in run["model"].head.parameters()]
+    assert len(state) == 2
+    named = {name.partition("/")[0] for name in read.names(0)}
+    assert all(kind_of(name) is not OTHER for name in named)
+    assert {"attention_largest_logit/block", "attention_entropy/block", "router_load/block.router"} <= set(read.names(0))
+    assert "activation_saturated/block.act" in read.names(0)
+    load = read.column(0, "router_load/block.router")
+    assert (load[::2] >= 1).all()
+
+
+def test_moments_and_updates_of_one_layer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3, bias=False)
+    model = torch.nn.Sequential(layer, torch.nn.ReLU())
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    monitor = trueup.monitor(model, optimizer, tmp_path / "m", every=1, alerts=False)
+    for _ in range(3):
+        before, held = layer.weight.detach().clone(), optimizer.state.get(layer.weight, {}).get("exp_avg")
+        held = None if held is None else held.clone()
+        out = model(torch.randn(5, 4))
+        out.sum().backward()
+        gradient = layer.weight.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    read = SeriesReader(tmp_path / "m")
+    last = {name: read.column(0, name)[-1] for name in read.names(0)}
+    weight, state = layer.weight.detach(), optimizer.state[layer.weight]
+    assert last["update_ratio/0"] == pytest.approx(float((weight - before).norm() / weight.norm()), rel=1e-5)
+    assert last["momentum_norm/0"] == pytest.approx(float(state["exp_avg"].norm()), rel=1e-5)
+    assert last["variance_norm/0"] == pytest.approx(float(state["exp_avg_sq"].norm()), rel=1e-5)
+    cosine = torch.nn.functional.cosine_similarity(gradient.flatten(), held.flatten(), dim=0)
+    assert last["gradient_momentum_cosine/0"] == pytest.approx(float(cosine), abs=1e-5)
+    above = (state["exp_avg"] ** 2 > state["exp_avg_sq"]).float().mean()
+    assert last["momentum_above_variance/0"] == pytest.approx(float(above))
+    assert last["activation_zeros/1"] == pytest.approx(float((out == 0).float().mean()))
+    assert last["activation_rms/1"] == pytest.approx(float(out.detach().norm() / math.sqrt(out.numel())), rel=1e-5)
+    assert last["activation_max/1"] == pytest.approx(float(out.detach().abs().max()))
+
+
+def test_attention_is_that_of_its_definition(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, seen = Model(), []
+    model.block.qkv.register_forward_hook(lambda *given: seen.append(given[2].detach()))
+    with trueup.monitor(model, None, tmp_path / "m", alerts=False):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.randint(0, WORDS, (2, 5))).sum().backward()
+        optimizer.step()
+    q, k, _ = seen[0].reshape(2, 5, 3, 2, SIZE // 2).permute(2, 0, 3, 1, 4)
+    logits = (q[0] @ k[0].transpose(-1, -2) / math.sqrt(SIZE // 2)).masked_fill(~torch.ones(5, 5).tril().bool(), -math.inf)
+    weights = logits.softmax(-1)
+    read = SeriesReader(tmp_path / "m")
+    assert read.column(0, "attention_largest_logit/block")[0] == pytest.approx(float(logits.max()), rel=1e-5)
+    entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1).mean()
+    assert read.column(0, "attention_entropy/block")[0] == pytest.approx(float(entropy), rel=1e-5)
+
+
+def test_a_skipped_step_is_a_step(tmp_path: Path) -> None:
+    run = train(tmp_path / "m", scaled=True, spoil=2)
+    read = SeriesReader(tmp_path / "m")
+    assert read.column(0, "skipped").tolist() == [0, 0, 1, 0, 0, 0]
+    assert read.column(0, "loss").tolist() == run["losses"]
+    assert not np.isfinite(read.column(0, "gradient_norm/head")[2])
+    assert read.column(0, "loss_scale")[0] == 8
+
+
+def test_the_switch_and_resuming(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(monitor: object) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    first = trueup.monitor(model, optimizer, tmp_path / "m", alerts=False)
+    for words in ([], ["off"], [], ["on"], ["every", "7"]):
+        first.obey(words)
+        step(first)
+    assert first.wanted.every == 7
+    first.close()
+    assert SeriesReader(tmp_path / "m").steps(0).tolist() == [0, 3, 4]
+    second = trueup.monitor(model, optimizer, tmp_path / "m", alerts=False)
+    assert second.step == 5  # as Adam's state says
+    step(second)
+    second.close()
+    again = trueup.monitor(model, optimizer, tmp_path / "m", alerts=False, step=4)  # from an older checkpoint
+    step(again)
+    again.close()
+    read = SeriesReader(tmp_path / "m")
+    assert read.steps(0).tolist() == [0, 3, 4, 5]
+    assert len(list((tmp_path / "m/rank-00000").glob("series-*.parquet"))) == 3
+
+
+def test_a_step_is_captured_at_full_detail(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = trueup.monitor(model, optimizer, tmp_path / "m", alerts=False)
+    for step in range(4):
+        if step == 1:
+            monitor.obey(["capture"])
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    assert SeriesReader(tmp_path / "m").steps(0).tolist() == [0, 2, 3]
+    held = trueup.open_capture(tmp_path / "m/captures/step-000001")
+    assert "0" in held.records(["scope"])["scope"].to_pylist()
+    assert held.root["detail"] == "tensor"
+
+
+def test_what_fails_is_said_and_the_training_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = trueup.monitor(model, optimizer, tmp_path / "m", alerts=False)
+    monitor._writer.append = lambda *_: (_ for _ in ()).throw(OSError("the disk is full"))  # type: ignore[union-attr, method-assign]
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    monitor.close()
+    assert not torch.equal(before, model.weight)
+    assert capfd.readouterr().err.count("the disk is full (in writing to") == 1
+    assert SeriesReader(tmp_path / "m").problems == [
+        "rank 0 stopped recording before the run ended (status 'stopped'): what ran later is missing"
+    ]
