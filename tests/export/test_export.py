@@ -16,6 +16,7 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.export import export, exporting
 from trueup.migration.export.exporting import error
+from trueup.migration.export.nodes import _other_operators
 
 onnx = pytest.importorskip("onnx")
 
@@ -145,8 +146,28 @@ def test_a_graph_judges_what_another_made_of_its_values(tmp_path: Path) -> None:
     value = run.values["y"]
     assert run.judge("y", value[:1]) is None
     assert [run.judge("y", value * np.float32(1 + e)).verdict for e in (1e-7, 1e-3)] == ["accurate", "wrong"]  # type: ignore[union-attr]
+    off = run.judge("y", value * np.float32(1.001))
+    assert off is not None
+    assert off.baseline < 1e-6, "attention without dropout draws nothing, so float64 has a truth for it"
     assert run.judge("at", 1 - run.values["at"]).verdict == "wrong"  # type: ignore[union-attr]
     assert "test_export.py" in run.line("y")
+
+
+def test_a_node_within_a_wrong_value_that_is_another_operator_is_named() -> None:
+    def model(inner: str) -> Any:
+        nodes = [
+            onnx.helper.make_node("Relu", ["x"], ["a"]), onnx.helper.make_node(inner, ["a", "x"], ["b"]),
+            onnx.helper.make_node("Neg", ["b"], ["y"]),
+        ]  # fmt: skip
+        x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+        return onnx.helper.make_model(onnx.helper.make_graph(nodes, "net", [x], [y]))
+
+    proto, fresh = model("Add"), model("Mul")
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    told = "it is Add, a fresh export has Mul"
+    assert _other_operators(fresh, makers, {"a", "y"}, {"y": None}) == {"b": ("y", told)}
+    assert _other_operators(fresh, makers, {"a", "y"}, {"a": None}) == {}, "what changes no number is another form"
+    assert _other_operators(proto, makers, {"a", "y"}, {"y": None}) == {}
 
 
 def test_a_half_model_may_be_as_far_as_its_own_rounding() -> None:

@@ -58,7 +58,32 @@ def differing(onnx: Any, proto: Any, run: Run, executed: Sequence[tuple[Inputs, 
                 if name not in worst or (before is not None and (found is None or found.excess > before.excess)):
                     worst[name] = found
     told = {} if fresh is None else settings(onnx, proto, fresh)
+    inside = {} if fresh is None else _other_operators(fresh, makers, set(names), worst)
+    worst |= {name: worst[into] for name, (into, _) in inside.items()}
+    told |= {name: (*told.get(name, ()), said) for name, (_, said) in inside.items()}
     return [_node(name, makers[name], worst, told, one) for name in makers if name in worst or name in told]
+
+
+def _other_operators(
+    fresh: Any, makers: Mapping[str, Any], judged: set[str], worst: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
+    """Return, by first outputs, nodes of other operators than those of these names in a fresh export: into which judged value that
+    differs each goes, and what is said of it. Another operator that changes no number is another form, and no fault."""
+    new = {node.output[0]: node.op_type for node in fresh.graph.node if node.output}
+    found: dict[str, tuple[str, str]] = {}
+    for into in worst:
+        waiting, seen = [into], {into}
+        while waiting:
+            name = waiting.pop()
+            node = makers.get(name)
+            if node is None:
+                continue
+            if name == node.output[0] and new.get(name, node.op_type) != node.op_type:
+                found[name] = into, f"it is {node.op_type}, a fresh export has {new[name]}"
+            more = [one for one in node.input if one not in judged and one not in seen]
+            seen.update(more)
+            waiting += more
+    return found
 
 
 def _node(name: str, node: Any, worst: Mapping[str, Any], settings: Mapping[str, tuple[str, ...]], run: Any) -> Node:

@@ -370,7 +370,8 @@ def _of_numbers(
     explained = max(factor * (baseline.rms if baseline else 0.0), rounding * scale)
     widest = max(target.truth_largest, 4 * target.truth_rms) or 1.0
     explained_largest = max(factor * (baseline.largest if baseline else 0.0), rounding * widest)
-    excess = max(_over(target.rms, explained), _over(target.largest, explained_largest))
+    one = _over(target.largest, explained_largest)
+    excess = max(_over(target.rms, explained), one)
     word: Word = "accurate" if excess <= 1 else "suspicious" if excess <= table.certain else "wrong"
     by_rounding = baseline is None or explained > factor * baseline.rms
     rule = f"rounding of {rounding:.1e}" if by_rounding else f"{factor:g} times the baseline's error"
@@ -378,7 +379,10 @@ def _of_numbers(
     if word != "accurate" and perturbed is not None and excess <= table.perturbed * _moved(perturbed, explained, explained_largest):
         text = f"its error is {size}, and one unit in the last place of the inputs moves the result by {perturbed.relative:.1e}"
         return found("ill-conditioned", "perturbed inputs", text, excess, explained / scale)  # type: ignore[no-any-return]
-    return found(word, rule, _words(size, target, baseline, rounding), excess, explained / scale)  # type: ignore[no-any-return]
+    words = _words(size, target, baseline, rounding)
+    if one > 1 >= _over(target.rms, explained):
+        words = f"its error is {size}, and {target.largest:.1e} in one element; there rounding explains {explained_largest:.1e}"
+    return found(word, rule, words, excess, explained / scale)  # type: ignore[no-any-return]
 
 
 def _words(size: str, target: Distance, baseline: Distance | None, rounding: float) -> str:

@@ -414,7 +414,9 @@ class Reference:
 
 def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether a call of an operator that may draw random numbers drops nothing: an LSTM or an attention without dropout."""
-    named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    arguments = func._schema.arguments
+    usual = {one.name: one.default_value for one in arguments if one.has_default_value()}  # attention's dropout_p is 0.0
+    named = usual | dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
     shares = [named[name] for name in ("p", "dropout", "dropout_p") if name in named]
     return named.get("train") is False or (bool(shares) and not any(shares))
 
