@@ -8,7 +8,7 @@ medians of its two halves, and the MAD around that. No rule looks before a windo
   one that normal noise has.
 - **drift**: a two-sided CUSUM of clipped deviations from the median (Page 1954; k = 1), in units of their long-run deviation
   under the lag-1 correlation and the tail of the window; its limit gives one alarm of all series in `HORIZON` steps for normal
-  noise (Siegmund 1985). Only a move by `MOVED` on the log scale counts: what is significant and small is no alert.
+  noise (Siegmund 1985). Only a move by the factor of the kind counts (`moved`): what is significant and small is no alert.
 - **frozen**: the update ratio is exactly 0 three times, while the gradient is not. **vanishing**: a layer's gradient is below
   1e-7 of the whole three times, and was above 1e-6. **dead**: outputs are zeros or saturated (99.9 %) three times, and were not.
 - **desync**: a parameter's digest differs from the neighbour rank's, where it was equal before.
@@ -42,7 +42,6 @@ NORMAL, NORMAL_LARGEST = 1.4826, 2.9  # of a MAD; the largest deviation that 128
 TAIL = 2.0  # power of the tail beside that: thresholds of Laplace noise come out three times as far
 KEEPS = 0.995  # of a tail, by each new baseline: a rare outlier is remembered for thousands of steps
 REFERENCE, CLIP = 1.0, 4.0  # CUSUM's k, and what a single value may add
-MOVED = math.log(1.5)
 TIMES = 3  # in a row, for what is exactly zero
 MUTED = 128  # values after an alert for which that series gives none
 VANISHED, HEALTHY = 1e-7, 1e-6
@@ -125,6 +124,7 @@ class _Past:
         own = [names[k] for k in self._at]
         self._scopes = [name.partition("/")[2] for name in own]
         self._log = np.array([kind_of(name).scale == "log" for name in own], bool)
+        self._moved = np.log([kind_of(name).moved for name in own]) if own else np.zeros(0)
         self._spikes, self._up, self._down, self._frozen, self._vanishing, self._dead = (
             np.array([bool(wanted & set(kind_of(name).alerts)) and (rule != "vanishing" or "/" in name) for name in own], bool)
             for rule, wanted in (
@@ -213,7 +213,7 @@ class _Past:
         self._since = np.where((self._sums <= 0).all(axis=0), self._middle, self._since)
         self._sums[0] = np.where(bad, self._sums[0], np.maximum(0, self._sums[0] + step - REFERENCE))
         self._sums[1] = np.where(bad, self._sums[1], np.maximum(0, self._sums[1] - step - REFERENCE))
-        moved = np.where(self._log, np.abs(y - self._since) > MOVED, np.abs(y - self._since) > 0.5 * np.abs(self._since))
+        moved = np.where(self._log, np.abs(y - self._since) > self._moved, np.abs(y - self._since) > 0.5 * np.abs(self._since))
         drifts = ((self._sums[0] > sum_limit) & self._up) | ((self._sums[1] > sum_limit) & self._down)
         for k in np.flatnonzero(drifts & moved & ~spikes):
             was = math.exp(self._since[k]) if self._log[k] else self._since[k]

@@ -18,6 +18,7 @@ class Kind(toml.Table):
     msprobe: str = ""
     alerts: tuple[Rule, ...] = ()
     scale: Literal["log", "linear"] = "log"
+    moved: float = 3.0
 
 
 class Kinds(toml.Table):

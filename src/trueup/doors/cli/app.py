@@ -30,6 +30,7 @@ COMMANDS = {
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
+    "report": ("monitoring", "runs/npu --trend -o trend"),
     "curves": ("comparing", "base-*.csv -- cand-*.csv --margin 0.5%"),
     "import": ("one_run", "dump_npu/ -o runs/dumped"),
     "show": ("one_run", "runs/npu --scope 'neck*' --phase backward"),

@@ -47,3 +47,30 @@ def monitor(
     return code
 
 
+
+
+TREND = "Save heat maps: step x rank x module, the line behind each cell."
+
+
+def report(
+    path: Annotated[Path, typer.Argument(metavar="MONITORED", help="What `trueup monitor` wrote.")],
+    trend: Annotated[bool, typer.Option("--trend", help=TREND)] = False,
+    series: Annotated[Words, typer.Option(metavar="GLOB", help="Only these series: gradient_norm/*; repeated.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page goes.")] = Path("trend"),
+    json: shared.Json = None,
+) -> int:
+    """Say which alerts a monitored run had, and draw its series.
+
+    Exit code 0: no alert, 1: alerts, 2: could not tell.
+    """
+    from trueup.analysis.monitor.trend import trend as found_in
+    from trueup.doors.report.terminal import Terminal, print_saved
+    from trueup.doors.report.trend import document, render, save
+
+    found = found_in(path, tuple(series or ()))
+    console = Terminal()
+    render(found, console)
+    if trend:
+        print_saved(save(found, output), console)
+    shared.save_as_json(lambda: document(found), json, console)
+    return found.exit_code
