@@ -165,9 +165,7 @@ def judge(
     pair = bool(order)
     logarithmic = bool((b > 0).all() and (np.isnan(c) | (c > 0)).all() and np.isfinite(b).all())
     count = len(steps)
-    places = [slice(int(at * count), int(to * count)) for at, to in WINDOWS] if count >= 10 else [slice(0, count)]
-    if window is not None:
-        places.append(_asked(steps, window))
+    places = _places(steps, window)
     drawn = (np.log(b), np.log(np.where(c > 0, c, np.nan))) if logarithmic else (b, c)
     windows = tuple(
         _tested(steps, place, (b, c), margin, logarithmic, pair, better, spread) for place in places
@@ -183,6 +181,13 @@ def judge(
         word, _sentence(word, [*lines, *_beside(found, rules, int(steps[0]))]), names, margin,
         (runs_of[0], runs_of[1]), pairing, windows, rules, found, tuple(dict.fromkeys(notes)), steps, (b, c), held, logarithmic,
     )  # fmt: skip
+
+
+def _places(steps: NDArray[np.int64], window: tuple[int, int] | None) -> list[slice]:
+    """Return the windows that are tested; the verdict is of the last."""
+    count = len(steps)
+    places = [slice(int(at * count), int(to * count)) for at, to in WINDOWS] if count >= 10 else [slice(0, count)]
+    return places if window is None else [*places, _asked(steps, window)]
 
 
 def _sentence(word: Word, lines: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.layout import new_folder
 from trueup.foundation.words.sentence import argument_name, changed_arguments
 from trueup.foundation.words.setting_sentence import setting_text
-from trueup.foundation.words.undoing import undone_lines
+from trueup.foundation.words.wording import ELLIPSIS, one_line
 from trueup.recording.policy_file import SCALARS, exactly, in_toml
 from trueup.recording.recorder import launch
 
@@ -282,3 +282,24 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     return in_toml(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+NAMED = 3  # causes that are named of many
+
+
+def undone_lines(
+    undone: Sequence[str], gone: bool, left: Sequence[str], new: Sequence[str], lost: Sequence[str]
+) -> list[str]:  # fmt: skip
+    """Say what was set back, and whether what is left is what was called independent of it."""
+    lines = [f"set back: {_some(undone)}" + ("" if gone else "; the verdict names it still")]
+    if left:
+        lines.append(f"left, as it was said: {_some(left)}")
+    if new:
+        lines.append(f"left, and taken for a victim before: {_some(new)}")
+    if lost:
+        lines.append(f"gone with it, and called independent before: {_some(lost)}")
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    return "; ".join(map(one_line, names[:NAMED])) + (ELLIPSIS if len(names) > NAMED else "")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +23,14 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
-from trueup.migration.port import choosing, reading, trying
-from trueup.migration.port.branches import branches
+from trueup.migration.port import choosing, reading
 from trueup.migration.port.distributing import EFFECTS, NO_CHOICE, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.outside import in_settings
-from trueup.migration.port.rules import Name, Own, Switch, builtin
+from trueup.migration.port.reading import Script
+from trueup.migration.port.remaining import branches
+from trueup.migration.port.rules import Given, Name, Own, OwnName, OwnRules, OwnSink, Rules, Switch, builtin, own, refused
 from trueup.migration.port.writing import Edit, Writer
 
 RECORD = "trueup-port.json"
@@ -169,7 +171,7 @@ def port(
     """
     root = Path(source)
     chosen = choosing.checked(also)
-    mine = Own() if rules is None else trying.tried(Path(rules))
+    mine = Own() if rules is None else tried(Path(rules))
     known = mine.beside(builtin())
     known = known.with_similar() if "similar" in chosen else known
     files = _scripts(root)
@@ -180,33 +182,31 @@ def port(
     writers = _writers(project, to, mine, chosen, spread, unread)
     texts = {writer.script.path: writer.text for writer in writers if writer.edits}
     changed = tuple(_changed(writer, base) for writer in writers if writer.edits)
-    seen = tuple(
-        Seen(str(writer.script.path.relative_to(base)), one.line, one.text, one.reason, one.look)
-        for writer in writers
-        for one in writer.left
-    )
-    seen += tuple(
-        Seen(str(path.relative_to(base)), line, text, why, look=True)
-        for path, line, text, why in in_settings(_walk(root) if root.is_dir() else (), to, known.variable)
-    )
+    left: list[tuple[Path, int, str, str, bool]] = [
+        *((writer.script.path, one.line, one.text, one.reason, one.look) for writer in writers for one in writer.left),
+        *((*found, True) for found in in_settings(_walk(root) if root.is_dir() else (), to, known.variable)),
+    ]
+    seen = tuple(Seen(str(path.relative_to(base)), line, text, why, look) for path, line, text, why, look in left)
     used = {edit.rule for writer in writers for edit in writer.edits}
-    with_versions: list[Name | Switch] = [*known.name, *known.switch]
-    versions = [rule.since for rule in with_versions if rule.id in used and rule.since]
-    since = max(versions, key=_version, default=None)
     target = None if output is None else Path(output)
     lines = sum(len(script.lines) for script in scripts)
     added = {} if distributed is None else Distributor.files(distributed)
-    effects = (
-        *(() if distributed is None else EFFECTS),
-        *([NO_CHOICE] if distributed is not None and "specify-device" in chosen else []),
-        *(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used)),
-    )
+    effects = tuple(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used))
+    if distributed is not None:
+        effects = (*EFFECTS, *([NO_CHOICE] if "specify-device" in chosen else []), *effects)
     asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
     said, unsure = tuple(unread.values()), tuple(str(path.relative_to(base)) for path in unread if _may_name_a_device(path))
-    result = Ported(to, len(files), lines, changed, seen, said, since, target, effects, tuple(added), asking, unsure)
+    result = Ported(to, len(files), lines, changed, seen, said, _since(known, used), target, effects, tuple(added), asking, unsure)
     if target is not None:
         _write(root, target, texts, result, added)
     return result
+
+
+def _since(known: Rules, used: set[str]) -> str | None:
+    """Return the newest version that a rule which was used asks for."""
+    with_versions: list[Name | Switch] = [*known.name, *known.switch]
+    versions = [rule.since for rule in with_versions if rule.id in used and rule.since]
+    return max(versions, key=_version, default=None)
 
 
 def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.Script], dict[Path, str]]:
@@ -478,3 +478,68 @@ def _why_not(writer: Writer) -> str | None:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
+
+
+# ---------------------------------------------------------------- a user's rules
+# Their examples are executed before any script is read.
+TARGETS = ("npu", "agnostic")
+
+
+def tried(path: Path) -> Own:
+    """Read a user's rules, and keep those that hold for the PyTorch that is installed.
+
+    Raises:
+        TrueupError: the file cannot be used, or a rule does not make of its example what it says.
+    """
+    mine = own(path)
+    for rule in mine.rules.shown:
+        alone = Own(rules=_alone(rule))
+        for to, after in zip(TARGETS, rule.example[1:], strict=True):
+            wanted = _body(builtin().target[to].fill(after))
+            made = _ported(path, alone, _modules(rule), rule.example[0], to)
+            if _meaning(made) != _meaning(wanted):
+                raise refused(path, "TOML", f"{rule.id!r} makes of its example, for {to}: {made!r}; the rule says {wanted!r}")
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return mine
+    return Own(mine.converters, mine.rules.holding(version))
+
+
+def _alone(rule: OwnName | Given | OwnSink) -> OwnRules:
+    if isinstance(rule, OwnName):
+        return OwnRules(name=(rule,))
+    return OwnRules(argument=(rule,)) if isinstance(rule, Given) else OwnRules(sink=(rule,))
+
+
+def _modules(rule: OwnName | Given | OwnSink) -> list[str]:
+    """Return the modules that a rule's example needs."""
+    names = [rule.under] if isinstance(rule, OwnName) else [call.rpartition(".")[0] for call in rule.calls]
+    return list(dict.fromkeys(["torch", *(name for name in names if name.replace(".", "").isidentifier())]))
+
+
+def _ported(path: Path, mine: Own, modules: list[str], before: str, to: str) -> str:
+    """Return what becomes of an example, without the imports at its head."""
+    head = "".join(f"import {name}\n" for name in modules)
+    try:
+        script = Script(path.with_suffix(".py"), f"{head}{before}\n".encode(), "example")
+    except TrueupError as error:
+        raise refused(path, "TOML", f"the example {before!r} is no Python: {str(error).rpartition(': ')[2]}") from None
+    writer = Writer(Project([script], mine.beside(builtin())), script, to, mine)
+    return _body(writer.text.decode())
+
+
+def _meaning(text: str) -> str:
+    """Return what quotes and blanks do not change; of what is no Python, itself."""
+    try:
+        return ast.dump(ast.parse(text))
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _body(text: str) -> str:
+    """Return the lines of an example behind its imports."""
+    lines = text.splitlines()
+    while lines and lines[0].startswith(("import ", "from ")):
+        lines.pop(0)
+    return "\n".join(lines)
