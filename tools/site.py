@@ -3,6 +3,7 @@
     index.md                 README.md
     examples/centernet.md    examples/centernet/README.md; likewise the other examples
     contributing.md, changelog.md
+    notebook.md              docs/notebook.ipynb, which lies beside it
     reference/commands.md    every command with its options, from the command line itself
     reference/python.md      every public name of `trueup`, from its docstring
     assets/worker.js         tools/site_worker.js: the search, where the site is opened from disk
@@ -13,6 +14,7 @@ to one becomes its text and its path.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ def sources() -> dict[str, str]:
     found = {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
     examples = [path.parent.name for path in ROOT.glob("examples/*/README.md")]
     found |= {f"examples/{name}/README.md": f"examples/{name}.md" for name in examples}
+    found["docs/notebook.ipynb"] = "notebook.md"
     return found | {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
@@ -60,6 +63,15 @@ def _linked(text: str, source: str, page: str) -> str:
         return f"[{label}]({os.path.relpath(PAGES[there], PurePosixPath(page).parent)}{mark}{anchor})"
 
     return LINK.sub(link, text)
+
+
+def notebook() -> str:
+    """Return the notebook's cells as a page."""
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text("utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    is_text = [cell["cell_type"] == "markdown" for cell in cells]
+    shown = [text if plain else f"```python\n{text}\n```" for text, plain in zip(texts, is_text, strict=True)]
+    return "\n\n".join([shown[0], "[Take it along](notebook.ipynb), to run it.", *shown[1:]])
 
 
 def leaves() -> Iterator[tuple[str, Any, Any]]:
@@ -129,7 +141,8 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     made = {page: (ROOT / source).read_text("utf-8") for source, page in PAGES.items() if not source.startswith("docs/")}
-    for page, text in {**made, "reference/commands.md": commands(), "reference/python.md": python()}.items():
+    made |= {"notebook.md": notebook(), "reference/commands.md": commands(), "reference/python.md": python()}
+    for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, WORKER, content=(ROOT / "tools/site_worker.js").read_text("utf-8")))
     return files

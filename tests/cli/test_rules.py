@@ -48,7 +48,7 @@ METAVARS = {
     "--to": {"FRAMEWORK", "npu|portable", "TRACKER"},
 }  # fmt: skip
 """What an option of several commands takes; another word is another thing."""
-ONE_HELP = {"--json", "--html", "--quiet", "--overwrite", "--simulated", "--help"}
+ONE_HELP = {"--json", "--html", "--quiet", "--verbose", "--overwrite", "--simulated", "--help"}
 
 
 def options(command: Any) -> Iterator[tuple[str, Any]]:

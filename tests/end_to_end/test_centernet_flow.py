@@ -1,10 +1,11 @@
-"""The README's flow, as a user types it: capture twice, compare, look around."""
+"""The flow of README.md, examples/centernet/README.md and docs/export-metrics.md, as a user types it: capture, compare, look."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,17 +14,18 @@ from pathlib import Path
 import pytest
 
 import trueup
+from end_to_end.executing import lines_of, wrong
 from nursery import Nursery
+from readers import writers
 from trueup.doors.report.document import schema
 
 ROOT = Path(__file__).parents[2]
-TRAIN = "examples/centernet/train.py"
 NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarning"
 
 Run = subprocess.CompletedProcess[str]
 
 
-def trueup_(*arguments: str | Path) -> Run:
+def trueup_(*arguments: str | Path, cwd: Path = ROOT) -> Run:
     source = str(Path(trueup.__file__).parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     environment = {
@@ -34,21 +36,22 @@ def trueup_(*arguments: str | Path) -> Run:
         "COLUMNS": "200",
     }
     command = [sys.executable, "-m", "trueup", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
 
 @pytest.fixture(scope="module")
 def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Capture the CPU, the broken and the healthy accelerator."""
-    folder = tmp_path_factory.mktemp("runs")
-    fault = ["--fault", "lstm-backward-cell-gate"]
-    for name, options in {"cpu": ["cpu"], "npu": ["npu", *fault], "healthy": ["npu"]}.items():
-        command = [nursery.python, TRAIN, "--device", *options, "--steps", "2"]
-        run = trueup_("capture", "-o", folder / name, "--", *command)
+    """Capture the CPU, the broken and the healthy accelerator, as the README says."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "examples").symlink_to(ROOT / "examples")
+    broken = lines_of(ROOT / "README.md")[1]
+    for line in (*lines_of(ROOT / "README.md")[:2], broken.replace("runs/npu", "runs/healthy").partition(" --fault")[0]):
+        command = [nursery.python if word == "python" else word for word in shlex.split(line)]
+        run = trueup_(*command, *(["--steps", "3"] if "healthy" in line else []), cwd=desk)
         assert run.returncode == 0, run.stderr
-        assert len(re.findall(r"^step \d loss ", run.stdout, re.M)) == 2
-        assert re.fullmatch(rf"trueup: captured [\d,]+ slots over 2 steps into {folder / name}\n", run.stderr)
-    return folder
+        assert len(re.findall(r"^step \d loss ", run.stdout, re.M)) == 3
+        assert re.fullmatch(rf"trueup: captured [\d,]+ slots over 3 steps into {desk}/runs/\w+\n", run.stderr)
+    return desk / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +128,19 @@ def test_show(runs: Path, options: list[str], expected: str) -> None:
     run = trueup_("show", runs / "npu", *options)
     assert (run.returncode, run.stderr) == (0, ""), run.stderr
     assert expected in run.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/centernet/README.md", "docs/export-metrics.md"])
+def test_the_other_commands_of_a_page(
+    page: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    if not Path("dump_npu").exists():
+        writers.padiff(Path("dump_npu"))
+    lines = [line for line in lines_of(ROOT / page) if not line.startswith("capture")]
+    assert lines
+    if page != "README.md":
+        assert "compare runs/cpu runs/npu -o" in lines[0]
+        lines = lines[1:]  # it is the README's
+        assert (runs.parent / "report/index.html").is_file() or not lines
+    assert "\n".join(filter(None, [wrong(line, capsys) for line in lines])) == ""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from distributed.running import _free_port
 from nursery import Nursery
 from trueup.foundation.store import Capture, open_capture
 
-from .running import SCRIPTS, said, script, trueup_run
+from .running import SCRIPTS, TRUEUP, environment, said, script, trueup_run
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -50,9 +52,22 @@ def test_torchrun(tmp_path: Path) -> None:
     assert {rank: (m["rank"], m["world_size"]) for rank, m in capture.ranks.items()} == {0: (0, 2), 1: (1, 2)}
 
 
-def test_torch_distributed_run(tmp_path: Path) -> None:
-    module = (sys.executable, "-m", "torch.distributed.run")
-    assert list(launched(tmp_path / "capture", *module, *RENDEZVOUS, "--nproc-per-node", "1").ranks) == [0]
+def test_two_nodes_record_into_one_folder(tmp_path: Path) -> None:
+    """Each starts a launcher of its own; the run's id says that they belong together."""
+    out, port = tmp_path / "capture", str(_free_port())
+    nodes = []
+    for node in range(2):
+        command = [*TRUEUP, "capture", "-o", out, "--run-id", "job-7", "--", sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+        command += ["--master-port", port, SCRIPTS / "ddp.py"]
+        nodes.append(subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    for node in nodes:
+        told = node.communicate(timeout=120)[1]
+        assert node.returncode == 0, told
+    capture = open_capture(out)
+    assert (capture.problems, first_inputs(capture), capture.root["run"]) == ([], {0: 1.0, 1: 2.0}, "job-7")
+    again = trueup_run("capture", "-o", out, "--run-id", "job-8", "--", sys.executable, SCRIPTS / "ddp.py")
+    assert (again.returncode, "is not empty, and of another run" in again.stderr) == (2, True)
 
 
 def test_forked_workers(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from trueup.doors.report import progress
-from trueup.foundation.progress import Progress, advance, how_to_go_on, leaving, listening
+from trueup.foundation.progress import (
+    TALLIES,
+    Progress,
+    advance,
+    how_to_go_on,
+    leaving,
+    listening,
+    read_written,
+    tell_written,
+)
 from trueup.recording.recorder import following
 from verdict.captures import Recording
 
@@ -63,20 +72,36 @@ def test_what_is_said(one: Progress, said: str) -> None:
 
 
 def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Recording()
+    runs = [Recording(), Recording()]
     for step in range(3):
-        run.call("aten::neg", [np.ones(4)], [-np.ones(4)], step=step)
+        runs[0].call("aten::neg", [np.ones(4)], [-np.ones(4)], step=step)
+    runs[1].call("aten::neg", [np.ones(4)], [-np.ones(4)])
     monkeypatch.setattr(following, "EVERY", 0.01)
     heard: list[Progress] = []
-    with following.following(tmp_path / "run"):  # nobody listens, nobody looks
-        pass
-    with listening(heard.append), following.following(tmp_path / "run"):
-        run.write(tmp_path / "run")
-        (tmp_path / "run/rank-00000/step-000000/records-0001.parquet").write_text("no Parquet")
-        while not heard or heard[-1].done < 6:
+    with following.following() as variables:  # nobody listens, nobody looks
+        assert variables == {}
+    with listening(heard.append), following.following() as variables:
+        folder = Path(variables[TALLIES])
+        (folder / "1").write_bytes(b"cut off")  # while it is written
+        for process, run in enumerate(runs, 4711):
+            with monkeypatch.context() as patch:
+                patch.setenv(TALLIES, str(folder))
+                patch.setattr("os.getpid", lambda process=process: process)
+                run.write(tmp_path / f"run-{process}")
+        while not heard or heard[-1].done < 8:
             time.sleep(0.01)
-    assert (heard[-1].doing, heard[-1].kind, heard[-1].done) == ("capturing", "rows", 6)
+        files = [path for path in tmp_path.glob("run-*/rank-*/step-*/records-*") if path.is_file()]
+        assert read_written(folder)[:2] == (3, 8)
+        assert 0 < read_written(folder)[2] <= sum(path.stat().st_size for path in files)
+    assert (heard[-1].doing, heard[-1].kind, heard[-1].done) == ("capturing", "rows", 8)
     assert heard[-1].detail.startswith("3 steps, 0.0 MB written")
+    assert not folder.exists()
+
+
+def test_a_process_on_another_machine_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TALLIES, str(tmp_path / "not/here"))
+    tell_written(1, 2, 3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_left_is_said_once() -> None:

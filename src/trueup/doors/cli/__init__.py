@@ -7,6 +7,7 @@ one message on stderr and an exit code (0 aligned, 1 deviates, 2 could not tell,
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,9 +16,12 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``trueup`` with the process' arguments (or the given ones) and return its exit code."""
-    with loading():
-        from trueup.doors.cli.app import run
-
+    try:
+        with loading():
+            from trueup.doors.cli.app import run
+    except KeyboardInterrupt:  # while modules are loaded, which takes a while on a shared disk
+        print("trueup: interrupted", file=sys.stderr)
+        return 130
     return run(arguments)
 
 

@@ -13,15 +13,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from trueup.doors.cli import options
-from trueup.doors.cli.options import SIDES
+from trueup.doors.cli.options import SIDES, USAGE_ERRORS
 from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.version import VERSION
 
 TRACEBACK = "TRUEUP_TRACEBACK"  # environment variable that lets an unexpected exception through, for whoever debugs Trueup itself
-USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")
-)
-"""Typer's own base classes; which module they live in depends on its version."""
 
 COMMANDS = {
     "capture": ("running", "-o runs/cpu --steps 0:3 -- python train.py"),
@@ -140,7 +136,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Without words: help was asked for and has been printed.
         return _fail(_usage(error), UsageError.exit_code) if str(error) else UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return _fail("interrupted", 130)
     except BrokenPipeError:  # `trueup show ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
         return 0

@@ -57,6 +57,7 @@ def compare(
         from trueup.doors.report.document import document
         from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
+        from trueup.foundation.progress import leaving
 
     if are_monitored(baseline, candidate):
         for option, value in (("--csv", csv), ("--xlsx", xlsx), ("--junit", junit), ("--sarif", sarif), ("--repeat", repeat)):
@@ -73,7 +74,7 @@ def compare(
         from trueup.comparison.result.cosines import Cosines
 
         cosines = Cosines()
-    with shown():
+    with shown(), leaving("nothing was written: a comparison is whole or none, and the same command begins again"):
         result = compare_captures(
             baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
             see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
@@ -253,6 +254,7 @@ def map(
     baseline: Base,
     candidate: Annotated[Path, typer.Argument(metavar="CAND", help="Capture of the other run.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the map goes.")] = Path("map.toml"),
+    overwrite: options.Overwrite = False,
     json: Json = None,
 ) -> int:
     """Propose which layer of one model is which of another, of two frameworks or of one.
@@ -261,12 +263,17 @@ def map(
     """
     with loading():
         from trueup.analysis.pairing.models import tree_of_capture
-        from trueup.analysis.pairing.proposing import propose, write_map
+        from trueup.analysis.pairing.proposing import propose, text, write_map
         from trueup.doors.report.document import fields
         from trueup.doors.report.terminal import Terminal
 
     proposal = propose(tree_of_capture(baseline), tree_of_capture(candidate))
     typer.echo(str(proposal))
+    if not overwrite and output.is_file() and output.read_bytes() != text(proposal).encode():
+        raise UsageError(  # somebody may have corrected it by hand
+            f"There is another map already.\n  where:    {output}\n  expected: none, or the same map\n  got:      another one\n"
+            "  next:     -o FILE writes beside it, --overwrite replaces it"
+        )
     typer.echo(f"map: {write_map(proposal, output)}")
     code = 2 if proposal.unsure or proposal.only_baseline or proposal.only_candidate else 0
     said = {"schema": "trueup-map", "schema_version": 1, "exit_code": code, "map": str(output)}

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
+from trueup.foundation.progress import is_set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +39,10 @@ Rank = Annotated[Number, typer.Option("--rank", metavar="N", help="One rank.")]
 Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")]
 Level = Annotated[Word, typer.Option("--level", metavar="LEVEL", help="module, api or aten.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Ends a run that takes longer; 0: never.")]
+USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")
+)
+"""Typer's own base classes; which module they live in depends on its version."""
 STDOUT = Path("-")
 SIDES = "\0--"  # stands for the ``--`` between two sides
 
@@ -66,11 +71,12 @@ Json = Annotated[
 ]
 Html = Annotated[File, typer.Option("--html", metavar="FILE", help="Save all of it as a page under this name.")]
 QUIET = "TRUEUP_QUIET"  # environment variable of the same meaning; `--quiet` sets it for what the command starts, too
+VERBOSE = "TRUEUP_VERBOSE"  # likewise
 
 
-def _hush(context: typer.Context, wanted: bool) -> bool:
+def _hush(context: typer.Context, option: typer.CallbackParam, wanted: bool) -> bool:
     if wanted:
-        context.with_resource(_variable(QUIET, "1"))
+        context.with_resource(_variable(QUIET if option.name == "quiet" else VERBOSE, "1"))
     return wanted
 
 
@@ -93,7 +99,11 @@ Quiet = Annotated[
         "--quiet", "-q", envvar=QUIET, callback=_hush, expose_value=False, is_eager=True, help="Do not say how far it is."
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a capture that is there.")]
+LOUD = "Say each second how far it is, and where an unexpected error came from."
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", envvar=VERBOSE, callback=_hush, expose_value=False, is_eager=True, help=LOUD)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left there.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
 
 
@@ -125,14 +135,15 @@ def some(given: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str
     return tuple(given)
 
 
-def cleared(directory: Path) -> None:
-    """Make room for a capture (``--overwrite``): one that is there is removed, what is none stays; raises UsageError then."""
-    if not directory.exists() or not any(directory.iterdir()):
+def cleared(directory: Path, what: str = "a capture", marks: Sequence[str] = ("manifest.json", "rank-*")) -> None:
+    """Make room for a folder of a kind, which has files of some names (``--overwrite``): one that is there is removed, what is none
+    stays; raises UsageError then."""
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not (directory / "manifest.json").is_file() or not any(directory.glob("rank-*")):
+    if not directory.is_dir() or not all(any(directory.glob(mark)) for mark in marks):
         raise UsageError(
-            f"Only a capture is overwritten.\n  where:    {directory}\n  expected: a capture, or an empty folder\n"
-            "  got:      another folder\n  next:     name another one with -o"
+            f"Only {what} is overwritten.\n  where:    {directory}\n  expected: {what}, or an empty folder\n"
+            f"  got:      {'another folder' if directory.is_dir() else 'a file'}\n  next:     name another one with -o"
         )
     import shutil
 
@@ -203,7 +214,7 @@ class Interrupted(TrueupError):
 
 
 class Command(TyperCommand):
-    """A command: ``--quiet`` is an option of each, and an argument that is hidden is not in its usage either."""
+    """A command: ``--quiet`` and ``--verbose`` are options of each, and an argument that is hidden is not in its usage either."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -217,7 +228,14 @@ class Command(TyperCommand):
         except KeyboardInterrupt:
             from trueup.foundation.progress import how_to_go_on
 
-            raise Interrupted("\n  ".join(["interrupted", *how_to_go_on()])) from None
+            left = how_to_go_on() or ["nothing is left of it: the same command begins again"]
+            raise Interrupted("\n  ".join(["interrupted", *left])) from None
+        except Exception as error:
+            if is_set(VERBOSE) and not isinstance(error, (TrueupError, *USAGE_ERRORS)):
+                import traceback
+
+                traceback.print_exc()
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line."""
@@ -230,7 +248,7 @@ def _shared() -> list[Any]:
     alone = typer.Typer(add_completion=False)
 
     @alone.command("options", cls=Command)
-    def of_all(quiet: Quiet = False) -> None:
+    def of_all(quiet: Quiet = False, verbose: Verbose = False) -> None:
         """Take what every command takes."""
 
     return list(get_command(alone).params)

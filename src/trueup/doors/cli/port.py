@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Html, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
+from trueup.doors.cli.options import (
+    File,
+    Html,
+    Json,
+    Output,
+    Overwrite,
+    Simulated,
+    Timeout,
+    Word,
+    Words,
+    cleared,
+    required,
+    save_as_json,
+)
 from trueup.foundation.model import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +61,7 @@ def port(
     tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into DIR, too.")] = False,
     live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
     simulated: Simulated = False,
+    overwrite: Overwrite = False,
     patch: Annotated[File, typer.Option(metavar="FILE", help="With --run: save what was done as a patch, for git apply.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     html: Html = None,
@@ -89,6 +103,8 @@ def port(
     if prove is not None:
         words_of(prove)  # refused before anything is written
     console, target = Terminal(), None if check else output
+    if overwrite and target is not None and not place.resolve().is_relative_to(target.resolve()):  # that is a port in place
+        cleared(target, "a port", ("trueup-port.json",))
     names = also.split(",") if also else ()
     result = run(place, target, to=to.value, rules=rules, also=names, distributed=distributed, model=model)
     result = replace(result, proof_follows=prove is not None)

@@ -176,6 +176,7 @@ def reproduce(
     step: options.Step = None,
     rank: options.Rank = None,
     level: Annotated[Word, typer.Option(metavar="LEVEL", help="api or aten.")] = None,
+    overwrite: options.Overwrite = False,
     json: options.Json = None,
 ) -> int:
     """Write a recorded call as a test for pytest that imports its framework and safetensors, and no Trueup.
@@ -188,8 +189,11 @@ def reproduce(
     from trueup.doors.report.document import fields
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.progress import leaving
 
-    with shown():
+    if overwrite:
+        options.cleared(output, "what reproduce wrote", ("inputs.safetensors", "test_*.py"))
+    with shown(), leaving(f"the test in {output} is not complete, if there is one: the same command with --overwrite begins again"):
         made = write(
             capture, call, output, device=device, against=against, minimise=minimise, context=context, seconds=seconds,
             simulated=simulated, imports=imports, check=check, phase=phase, step=step, rank=rank, level=level,

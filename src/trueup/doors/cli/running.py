@@ -29,6 +29,7 @@ INPUTS_FROM = "Give each module what it was given in this capture (of --detail t
 FORCE = "With --inputs-from: to which calls: module, api or aten; else the first of these that BASE has."
 SHADOW = "Compute each operator once more there (cpu:float64) with the same inputs, and say which is wrong by itself."
 SAMPLE = "Share of the calls; the first of each kind always."
+RUN_ID = "The same on each node that records into one shared DIR: $SLURM_JOB_ID, --rdzv-id."
 SHADOW_EXIT = "Exit with 1 where a call is wrong, 2 where nobody can tell; else as the command did."
 
 
@@ -56,6 +57,7 @@ def capture(
         float, typer.Option(metavar="MB", help="Calls with a larger tensor are left out, and counted.")
     ] = 1024.0,
     shadow_exit: Annotated[bool, typer.Option("--shadow-exit", help=SHADOW_EXIT)] = False,
+    run_id: Annotated[Word, typer.Option(metavar="ID", help=RUN_ID)] = None,
     overwrite: shared.Overwrite = False,
 ) -> int:
     """Run a command and record what its training computes.
@@ -63,6 +65,11 @@ def capture(
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
     command = shared.required(command, "capture", "capture -o runs/cpu")
+    if overwrite and run_id is not None:
+        raise UsageError(
+            "A node would remove what another one records.\n  expected: --run-id, or --overwrite\n  got:      both\n"
+            "  next:     name another -o, or remove the old capture before the nodes start"
+        )
     if overwrite:
         shared.cleared(output)
     options: dict[str, Any] = {
@@ -78,7 +85,7 @@ def capture(
         "on_error": on_error,
         "compile": compile,
         "policy": None if policy is None else str(policy),
-    }
+    } | ({} if run_id is None else {"run_id": run_id})
     options |= _forced(inputs_from, force)
 
     from trueup.doors.report.progress import shown
@@ -196,14 +203,16 @@ def triage(
     from trueup.doors.report.overflow import save_page
     from trueup.doors.report.terminal import Terminal, print_saved
     from trueup.doors.report.triage import document, render, save, trials_progress
+    from trueup.foundation.progress import leaving
 
     console = Terminal()
     table = load(switches, shared.words(switch), fusion_result)
     tell = trials_progress(console)
-    found = run(
-        command, output, baseline=baseline, steps=steps, timeout=timeout or None, table=table, every=every, tell=tell,
-        save_page=save_page,
-    )  # fmt: skip
+    with leaving(f"its runs are in {output or 'trueup-triage'}; name another -o to begin again"):
+        found = run(
+            command, output, baseline=baseline, steps=steps, timeout=timeout or None, table=table, every=every, tell=tell,
+            save_page=save_page,
+        )  # fmt: skip
     render(found, console)
     print_saved(save(found), console)
     shared.save_as_json(lambda: document(found), json, console)

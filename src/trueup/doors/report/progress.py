@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,20 +11,20 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from trueup.foundation.progress import Progress, listening
+from trueup.foundation.progress import Progress, is_set, listening
 from trueup.foundation.words.wording import say
 
 SOON = 2.0
 """Seconds that nobody minds."""
 EVERY = 10.0
-"""Seconds between two lines of a log."""
+"""Seconds between two lines of a log; with ``--verbose`` one."""
 
 
 @contextmanager
 def shown(*, lines: bool = False) -> Iterator[None]:
     """Show how far the block is, unless ``TRUEUP_QUIET`` is set (or ``--quiet``, which sets it). With ``lines`` there is no bar on
     a terminal either: it belongs to the command that runs there."""
-    if os.environ.get("TRUEUP_QUIET", "").lower() not in ("", "0", "false", "no"):
+    if is_set("TRUEUP_QUIET"):
         yield
         return
     latest: deque[Progress] = deque(maxlen=1)
@@ -53,7 +52,7 @@ def _bar(latest: deque[Progress], ended: Event, console: Console) -> None:
 
 def _lines(latest: deque[Progress], ended: Event, _console: Console) -> None:
     began = time.monotonic()
-    while not ended.wait(EVERY):
+    while not ended.wait(min(EVERY, 1.0) if is_set("TRUEUP_VERBOSE") else EVERY):
         for one in list(latest):
             say(sentence(one, time.monotonic() - began))
 

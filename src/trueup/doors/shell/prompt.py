@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.main import get_command
 
-from trueup.doors.cli.app import TRACEBACK, USAGE_ERRORS
+from trueup.doors.cli.app import TRACEBACK
+from trueup.doors.cli.options import USAGE_ERRORS
 from trueup.doors.shell.commands import app
 from trueup.doors.shell.session import NAMES, SIDES, Session, Side
 from trueup.foundation.model import LEVELS, PHASES, TrueupError

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.progress import tell_written
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import durable, layout, schema
 from trueup.foundation.store.ownership import Displaced, check_run, holder, take
@@ -64,6 +65,8 @@ class Writer:
         self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
         self._manifest["writer"] = os.urandom(8).hex()  # of two runs, the process may have the same number
         self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
+        self._part_bytes: deque[int] = deque()  # of parts that are not counted in yet; threads that write side by side add to it
+        self._written = 0  # bytes of parts
         self._parts: dict[int, int] = {}
         self._keys: dict[str, str] = {}
         self._segments = 0
@@ -102,6 +105,9 @@ class Writer:
                 self._counts["rows"] += table.num_rows
                 self._parts[step] = self._parts.get(step, 0) + 1
             self._publish_all(side_by_side(self._staged_or_failed, together))
+            while self._part_bytes:
+                self._written += self._part_bytes.popleft()
+            tell_written(len(self._parts), self._counts["rows"], self._written + self._counts["payload_bytes"])
 
     def _place(self, step: int) -> dict[str, Any]:
         """Return what the seal of a step's next part says of its place among all parts of this rank."""
@@ -116,6 +122,7 @@ class Writer:
         folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
         file, lanes = encode_records(table)
         told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told(), **place}
+        self._part_bytes.append(file.size)
         path = folder / layout.records_name(place["part"])
         durable.stage(path, sealed(file, told))
         return path

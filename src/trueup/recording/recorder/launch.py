@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store.layout import MONITOR, read_root
+from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, read_root
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from trueup.foundation.store import Capture
 
 
+PARTS = (PROCESSES, "stop")
+"""What may be in a directory before its manifest."""
 WATCHED = "trueup-watch"
 """Directory of a watch for which none is named."""
 
@@ -48,7 +50,8 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     """Run a command under capture.
 
     Args:
-        options: ``directory``, ``policy`` (path of a policy to run with, or None), and the keywords of `CaptureOptions.of`.
+        options: ``directory``, ``policy`` (path of a policy to run with, or None), ``run_id`` (the same on all nodes of a run that
+            write into one directory, or None), and the keywords of `CaptureOptions.of`.
         command: the program and its arguments.
 
     Returns:
@@ -61,9 +64,10 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     chosen = dict(options)
     directory = Path(chosen.pop("directory")).absolute()
     policy = _policy(chosen.pop("policy", None), chosen)
+    run_id = chosen.pop("run_id", None)
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
     order: dict[str, Any] = {} if policy is None else {"policy": list(policy)}
-    return tell(directory, parsed, execute(directory, parsed, command, **order))
+    return tell(directory, parsed, execute(directory, parsed, command, run_id=run_id, **order), several=run_id is not None)
 
 
 def run_watched(
@@ -135,7 +139,8 @@ def _free() -> Path:
 
 def execute(
     directory: Path, options: CaptureOptions, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None,
-    output: Path | None = None, timeout: float | None = None, folder: Path | None = None, goes_on: bool = False, **order: Any,
+    output: Path | None = None, timeout: float | None = None, folder: Path | None = None, goes_on: bool = False,
+    run_id: str | None = None, **order: Any,
 ) -> int:  # fmt: skip
     """Run a command whose processes arm themselves; return its exit code, as a shell would, or `TIMED_OUT`.
 
@@ -145,6 +150,7 @@ def execute(
         command: the program and its arguments.
         environment: variables that are set for it besides, or with None taken away.
         folder: that it runs in; else our own.
+        run_id: the same on all nodes of a run that write into one directory.
         output: file that what it prints goes to; else where our own goes.
         timeout: seconds after which it is ended, with all that it started.
         goes_on: the directory may hold what was written before.
@@ -154,12 +160,12 @@ def execute(
         TrueupError: the command cannot start, or the directory is not empty or cannot be written.
     """
     path = program(command[0])
-    made = [] if goes_on else _prepare(directory)
+    made = [] if goes_on else _prepare(directory, run_id)
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
-        told = _environment(given, directory, options, list(command), order)
-        with following(directory):
-            return run_to_the_end([path, *command[1:]], told, output, timeout, folder)
+        told = _environment(given, directory, options, list(command), order, run_id)
+        with following() as variables:
+            return run_to_the_end([path, *command[1:]], told | variables, output, timeout, folder)
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_started(command[0], f"{path}: {error.strerror or error}")) from None
@@ -207,20 +213,32 @@ def _not_started(name: str, got: str) -> str:
     )
 
 
-def _prepare(directory: Path) -> list[Path]:
-    """Make the directory and prove that it can be written; return the folders that were made, innermost first."""
+def _prepare(directory: Path, run_id: str | None = None) -> list[Path]:
+    """Make the directory and prove that it can be written; return the folders that were made, innermost first. It is to be empty,
+    but for what other nodes of the same run have written by now."""
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise TrueupError(_not_writable(directory, f"{directory} is not empty"))
-        probe = directory / ".writable"
+        if any(directory.iterdir()) and not (run_id is not None and _of_run(directory, run_id)):
+            whose = "" if run_id is None else ", and of another run"
+            raise TrueupError(_not_writable(directory, f"{directory} is not empty{whose}"))
+        probe = directory / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_writable(directory, _obstacle(directory, error))) from None
     return made
+
+
+def _of_run(directory: Path, run_id: str) -> bool:
+    """Tell whether what is in a directory was written by other nodes of a run: its manifest says so, or there is none yet."""
+    if not (directory / MANIFEST).exists():
+        return all(one.name.startswith((".", "rank-")) or one.name in PARTS for one in directory.iterdir())
+    try:
+        return bool(read_root(directory).get("run") == run_id)
+    except (OSError, TrueupError):
+        return False
 
 
 def _undo(made: Sequence[Path]) -> None:
@@ -247,11 +265,12 @@ def _not_writable(directory: Path, got: str) -> str:
 
 
 def _environment(
-    given: Mapping[str, str], directory: Path, options: CaptureOptions, command: list[str], more: Mapping[str, Any]
-) -> dict[str, str]:
+    given: Mapping[str, str], directory: Path, options: CaptureOptions, command: list[str], more: Mapping[str, Any],
+    run_id: str | None,
+) -> dict[str, str]:  # fmt: skip
     root: dict[str, Any] = {
         "trueup_version": VERSION, "command": command, "levels": list(options.levels), "detail": options.detail,
-        "config": json.loads(options.to_json()), "run": uuid.uuid4().hex,
+        "config": json.loads(options.to_json()), "run": run_id or uuid.uuid4().hex,
     }  # fmt: skip
     order = {"directory": str(directory), "options": options.to_json(), "root": root, **more}
     if "policy" in more:
@@ -329,9 +348,9 @@ NO_FRAMEWORK = (
 )
 
 
-def tell(directory: Path, options: CaptureOptions, code: int) -> int:
+def tell(directory: Path, options: CaptureOptions, code: int, *, several: bool = False) -> int:
     """Say on stderr what was captured; return ``code`` if the command failed, else 2 if nothing was captured or the capture
-    failed and the run was to stop then, else 0."""
+    failed and the run was to stop then, else 0. Of ``several`` nodes others may still write: nothing is cleared away."""
     reports = reports_of(directory)
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
@@ -342,15 +361,21 @@ def tell(directory: Path, options: CaptureOptions, code: int) -> int:
     if capture is None or not capture.rows or _only_losses(capture, reports):
         why = _why_nothing(directory, options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
         say(f"nothing was captured into {directory}{ended}: {why}")
-        _clear(directory)
+        if not several:
+            _clear(directory)
         return _exit_code(options, reports, capture, code) or 2
     ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
     steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
     say(f"captured {capture.rows:,} slots over {steps}{ranks} into {directory}{ended}")
     for text in policy_lines(capture.ranks.values()):
         say(f"policy: {text}")
+    if several and any(manifest.get("status") == "recording" for manifest in capture.ranks.values()):
+        say("note: other nodes are still recording; trueup show says later whether all ranks are complete")
+        return _exit_code(options, reports, capture, code)
     for text in [*_unused(options, reports), *_remarks(reports), *capture.problems]:
         say(f"note: {text}")
+    if code in INTERRUPTED:
+        say(f"interrupted: {directory} holds what was recorded, for trueup show and compare; --overwrite records it anew")
     return _exit_code(options, reports, capture, code)
 
 
