@@ -316,10 +316,16 @@ class ShadowMode(DispatchMode):
 
     # ------------------------------------------------------------------------------------------------------ before a call
     def _before(self, operator: Operator, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Waiting | None:
-        if not call.recorded or (operator.view and not operator.written):
+        if not call.recorded:
+            return None
+        inputs = named_tensors("input", args, inputs_of(kwargs))
+        if self.to_disk:  # what is not judged, too: with a gap no comparison could tell
+            self._session.slots.inputs(call, inputs)
+            if (values := describe_values(args, kwargs)) is not None:
+                self._session.recorder.value(call, values)
+        if operator.view and not operator.written:
             return None
         began = perf_counter()
-        inputs = named_tensors("input", args, inputs_of(kwargs))
         why = self._why_not(call, operator, func, inputs)
         waiting = None
         if why is None:
@@ -327,10 +333,6 @@ class ShadowMode(DispatchMode):
                 prepared = self.reference.prepare(operator, func, args, kwargs)
                 device = next((t.device for _, t in inputs if t.dim() or len(inputs) == 1), None)
                 waiting = Waiting(prepared, [(slot, t.dtype) for slot, t in inputs], device, 0.0)
-                if self.to_disk:
-                    self._session.slots.inputs(call, inputs)
-                    if (values := describe_values(args, kwargs)) is not None:
-                        self._session.recorder.value(call, values)
             except NoReference as reason:
                 why = str(reason)
             except Exception as error:  # noqa: BLE001 - one strange operator must not end the run
@@ -361,9 +363,9 @@ class ShadowMode(DispatchMode):
         self, operator: Operator, call: Call, noted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         outputs = self._account(operator, call, args, kwargs, result)
+        if self.to_disk and call.recorded:
+            self._session.slots.outputs(call, outputs)
         if noted is not None:
-            if self.to_disk:
-                self._session.slots.outputs(call, outputs)
             self._judge(operator, call, noted, outputs)
 
     def _judge(self, operator: Operator, call: Call, waiting: Waiting, outputs: NamedTensors) -> None:
