@@ -195,3 +195,70 @@ def test_an_interrupt_says_how_to_go_on(runs: Path, trueup: Trueup, monkeypatch:
     assert ran.code == 130
     assert ran.err.splitlines()[-2:] == ["trueup: interrupted", "  what was executed is in kept: the same command goes on there"]
     assert "nothing was kept: with -o DIR" in trueup("replay", "runs/cpu", "--device", "cpu").err
+
+
+def test_each_interrupt_says_what_is_left(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueup.doors.comparing.compare", interrupt)
+    ran = trueup("compare", "runs/cpu", "runs/npu", "-o", "report")
+    assert (ran.code, (runs / "report").exists()) == (130, False)
+    assert ran.err.endswith("nothing was written: a comparison is whole or none, and the same command begins again\n")
+    monkeypatch.setattr("trueup.analysis.rerun.reproduce.reproduce", interrupt)
+    assert "--overwrite begins again" in trueup("reproduce", "runs/cpu", "0", "-o", "repro").err
+    monkeypatch.setattr("trueup.foundation.store.open_capture", interrupt)
+    assert trueup("show", "runs/cpu").err == "trueup: interrupted\n  nothing is left of it: the same command begins again\n"
+
+
+def test_ctrl_c_while_modules_are_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from trueup.doors import cli
+
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "trueup.doors.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "trueup.doors.cli.app")
+    assert (cli.main(["--help"]), capsys.readouterr().err) == (130, "trueup: interrupted\n")
+
+
+def test_verbose_shows_where_an_unexpected_error_came_from(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("trueup.foundation.store.open_capture", fail)
+    plain, loud = trueup("show", "runs/cpu"), trueup("show", "runs/cpu", "--verbose")
+    assert (plain.code, loud.code) == (2, 2)
+    assert "Traceback" not in plain.err
+    assert "in fail\n" in loud.err
+    assert loud.err.endswith(plain.err)
+
+
+def test_a_map_that_somebody_corrected_stays(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trueup.analysis.pairing.models import Tree
+
+    monkeypatch.setattr("trueup.analysis.pairing.models.tree_of_capture", lambda path: Tree("torch", {}))
+    for _ in range(2):  # the same map again is no other one
+        assert "map: map.toml" in trueup("map", "runs/cpu", "runs/npu").out
+    corrected = (runs / "map.toml").read_text() + "# by hand\n"
+    (runs / "map.toml").write_text(corrected)
+    ran = trueup("map", "runs/cpu", "runs/npu")
+    assert (ran.code, "There is another map already." in ran.err) == (64, True)
+    assert (runs / "map.toml").read_text() == corrected
+    trueup("map", "runs/cpu", "runs/npu", "--overwrite")
+    assert "by hand" not in (runs / "map.toml").read_text()
+
+
+def test_a_port_is_written_again_and_nothing_else_is(runs: Path, trueup: Trueup) -> None:
+    (runs / "train.py").write_text("import torch\nx = torch.ones(2).cuda()\n")
+    (runs / "mine").mkdir()
+    (runs / "mine/thesis.tex").touch()
+    assert trueup("port", "train.py", "-o", "ported").code == 0
+    assert trueup("port", "train.py", "-o", "ported").code != 0
+    assert trueup("port", "train.py", "-o", "ported", "--overwrite").code == 0
+    assert trueup("port", "train.py", "-o", "mine", "--overwrite").code == 64
+    assert (runs / "mine/thesis.tex").exists()
+    assert trueup("port", "train.py", "-o", ".", "--overwrite").code == 0  # in place: the source is not taken away
+    assert (runs / "train.py").exists()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -62,6 +63,47 @@ def test_sarif_stands_at_the_users_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["operator", "random"]
     assert run["invocations"][0]["exitCode"] == 1
+
+
+REQUIRED = {
+    "log": "version runs", "run": "tool", "tool": "driver", "driver": "name", "rules": "id", "shortDescription": "text",
+    "invocations": "executionSuccessful", "toolExecutionNotifications": "message", "results": "message", "message": "text",
+    "physicalLocation": "artifactLocation",
+}  # fmt: skip
+ALLOWED = REQUIRED | {
+    "run": "tool invocations results properties", "driver": "name version rules", "rules": "id shortDescription",
+    "invocations": "executionSuccessful exitCode toolExecutionNotifications", "toolExecutionNotifications": "message level",
+    "results": "message ruleId level locations", "locations": "physicalLocation logicalLocations",
+    "physicalLocation": "artifactLocation region", "artifactLocation": "uri", "region": "startLine",
+    "logicalLocations": "fullyQualifiedName kind",
+}  # fmt: skip
+"""What OASIS' schema of SARIF 2.1.0 demands of each object, and of the names that it knows those that are written. The whole schema
+found nothing on 2026-11-27."""
+
+
+def keeps(kind: str, held: Any) -> None:
+    if isinstance(held, list):
+        for one in held:
+            keeps(kind, one)
+    elif isinstance(held, dict) and kind != "properties":
+        assert set(REQUIRED.get(kind, "").split()) <= set(held) <= set(ALLOWED[kind].split()), kind
+        for name, one in held.items():
+            keeps("run" if name == "runs" else name, one)
+    elif kind == "level":
+        assert held in ("none", "note", "warning", "error")
+    elif kind in ("text", "uri", "id", "name", "fullyQualifiedName"):
+        assert isinstance(held, str)
+        assert held
+    elif kind == "startLine":
+        assert held >= 1
+
+
+@pytest.mark.parametrize("verdict", ["aligned", "inconclusive", "deviates"])
+def test_sarif_is_as_the_standard_has_it(verdict: str) -> None:
+    culprits = (culprit(stack=("/me/net.py:3 in f",)), culprit(source=None, stack=()), culprit(scope=HOSTILE))
+    log = sarif(dataclasses.replace(result(verdict), culprits=culprits if verdict == "deviates" else ()))
+    keeps("log", log)
+    assert log["version"] == "2.1.0"
 
 
 def test_sarif_is_empty_where_runs_are_aligned_alone() -> None:

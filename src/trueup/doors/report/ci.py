@@ -102,7 +102,7 @@ def _result(finding: Finding) -> dict[str, Any]:
     if place := _place(finding):
         location["physicalLocation"] = {"artifactLocation": {"uri": _uri(place[0])}, "region": {"startLine": place[1]}}
     where = f"{finding.op} in {finding.name}" if finding.scope else finding.name
-    text = f"{where}: {finding.cause or finding.sentence}"
+    text = f"{where}: {finding.cause or finding.sentence.removeprefix(f'{finding.name}: ')}"
     level = "error" if finding.confidence == "high" else "warning"
     return {"ruleId": finding.kind, "level": level, "message": {"text": clean(text)}, "locations": [location]}
 
