@@ -262,3 +262,12 @@ def test_a_port_is_written_again_and_nothing_else_is(runs: Path, trueup: Trueup)
     assert (runs / "mine/thesis.tex").exists()
     assert trueup("port", "train.py", "-o", ".", "--overwrite").code == 0  # in place: the source is not taken away
     assert (runs / "train.py").exists()
+
+
+def test_culprit_of_no_report(runs: Path, trueup: Trueup) -> None:
+    for place, got in (("report", "no folder"), ("runs/cpu", "a folder without verdict.json")):
+        ran = trueup("reproduce", place, "culprit.1", "-o", "repro")
+        assert (ran.code, ran.err.splitlines()[:2]) == (2, [
+            "trueup: There is no report that names a culprit.", f"  where:    {place}",
+        ])  # fmt: skip
+        assert ran.err.splitlines()[3] == f"  got:      {got}"

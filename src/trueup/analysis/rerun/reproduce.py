@@ -130,6 +130,12 @@ def _chosen(path: Path, name: str, where: Mapping[str, Any]) -> tuple[RecordedCa
     report = path / "verdict.json"
     if report.is_file():
         path, rank, seq = _culprit(report, name)
+    elif name.partition(".")[0] == "culprit":
+        raise TrueupError(
+            f"There is no report that names a culprit.\n  where:    {path}\n  expected: a folder that trueup compare -o wrote\n"
+            f"  got:      {'a folder without verdict.json' if path.is_dir() else 'no folder'}\n"
+            "  next:     trueup compare BASE CAND -o report, then trueup reproduce report culprit -o repro"
+        )
     else:
         capture = open_capture(path)
         found = find_call(capture, Selection(path, **where), name)

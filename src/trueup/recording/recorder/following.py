@@ -42,4 +42,5 @@ def _follow(folder: Path, ended: Event) -> None:
         steps, rows, size = read_written(folder)
         if rows:
             rate = size / 1e6 / max(time.monotonic() - began, 1e-9)
-            advance("capturing", "rows", rows, detail=f"{counted(steps, 'step')}, {size / 1e6:,.1f} MB written, {rate:,.1f} MB/s")
+            speed = f"{rate:,.1f} MB/s" if rate >= 0.1 else f"{rate * 1e3:,.0f} kB/s"
+            advance("capturing", "rows", rows, detail=f"{counted(steps, 'step')}, {size / 1e6:,.1f} MB written, {speed}")
