@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 
 VARIABLE = "TRUEUP_SIMULATED"
 """Environment variable that lets any script find the simulated device, without a line in it: anything but empty or 0; ``shapes``
@@ -21,9 +22,13 @@ def autoload() -> None:
     at no cost."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0"):
+        from trueup.foundation.model import TrueupError
         from trueup.simdev import device
 
-        device.install()
+        try:
+            device.install()
+        except TrueupError as error:  # a fault that is none; PyTorch would say that an extension failed
+            sys.exit(f"trueup: {error}")
         device.stand_in()
         if wanted == "shapes":
             from trueup.simdev import shapes
