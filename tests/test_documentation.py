@@ -40,24 +40,40 @@ def words(line: str) -> list[str]:
     return read[1 : min(ends, default=len(read))]
 
 
+def refused(line: str) -> str:
+    """Return why the command line refuses a line; empty where it reads it."""
+    root: Any = get_command(app)
+    name, *rest = words(line)
+    command = root.get_command(None, name) if name in COMMANDS else root if name.startswith("-") else None
+    try:
+        if command is root:
+            return ""
+        assert command is not None, "no such command"
+        with command.make_context(name, list(rest)) as context:
+            if hasattr(command, "commands"):
+                command.commands[rest[0]].make_context(rest[0], rest[1:], parent=context).close()
+    except Exception as error:  # noqa: BLE001 - typer's own, and ours
+        return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
+    return ""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_on_a_page_can_be_given(page: Path) -> None:
     """Each is read as the command line reads it: a command, an option or a word too many that is not there is refused."""
-    root: Any = get_command(app)
-    refused = []
-    for line in written(page):
-        name, *rest = words(line)
-        command = root.get_command(None, name) if name in COMMANDS else root if name.startswith("-") else None
-        try:
-            if command is root:
-                continue
-            assert command is not None, "no such command"
-            with command.make_context(name, list(rest)) as context:
-                if hasattr(command, "commands"):
-                    command.commands[rest[0]].make_context(rest[0], rest[1:], parent=context).close()
-        except Exception as error:  # noqa: BLE001 - typer's own, and ours
-            refused.append(f"{line}: {getattr(error, 'message', None) or error}")
-    assert refused == []
+    assert [f"{line}: {why}" for line in written(page) if (why := refused(line))] == []
+
+
+def test_commands_in_the_text_can_be_given() -> None:
+    """Those between backticks, too; many name a command, or an option, and say no more."""
+    wrong = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for line in {" ".join(span.split()) for span in re.findall(r"`(trueup [^`]+)`", text)}:
+            named = len(words(line)) == 1 or words(line)[0] == "COMMAND"
+            why = "" if named and words(line)[0] in {*COMMANDS, "COMMAND"} else refused(line)
+            if why and not why.startswith(("MissingParameter", "BadOptionUsage")):
+                wrong.append(f"{page.name}: {line}: {why}")
+    assert wrong == []
 
 
 def test_all_commands_are_shown_somewhere() -> None:

@@ -69,8 +69,8 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(torch.distributed.get_rank())
 """) + "torch.distributed.destroy_process_group()\n"
 HERE = (
-    "ci", "cluster", "criteria", "import", "looking-around", "overflow", "policy", "preflight", "replay", "reproduce", "shadow",
-    "shell", "watch",
+    "ci", "cluster", "criteria", "import", "looking-around", "monitor", "overflow", "policy", "preflight", "replay", "reproduce",
+    "shadow", "shell", "watch",
 )  # fmt: skip
 FLOW = "tests/end_to_end/test_centernet_flow.py"
 ELSEWHERE = {
@@ -156,6 +156,9 @@ def prepare(name: str, desk: Path) -> None:
     if name == "looking-around":
         for side in "ab":
             np.save(f"{side}.npy", np.arange(6.0))
+    if name == "monitor":
+        (desk / "runs/gpu").unlink()
+        assert run(["monitor", "-o", "runs/gpu", "--", "python", "train.py"]) == 0
     if name in ("overflow", "watch"):
         train(desk, LARGE=True)
     if name == "reproduce":
