@@ -45,7 +45,7 @@ METAVARS = {
     "--policy": {"FILE"}, "--limit": {"N"}, "--jobs": {"N"}, "--level": {"LEVEL"}, "--phase": {"PHASE"}, "--rank": {"N"},
     "--step": {"N", "REGEX"}, "--steps": {"STEPS", "N"}, "--timeout": {"SECONDS"}, "--against": {"BASE", "DEVICE"},
     "--check": {"COMMAND", "FILE"}, "--baseline": {"CAPTURE", "BASE", "TRACE"}, "--device": {"DEVICE"},
-    "--to": {"FRAMEWORK", "npu|portable", "TRACKER"},
+    "--ranks": {"RANKS"}, "--to": {"FRAMEWORK", "npu|portable", "TRACKER"},
 }  # fmt: skip
 """What an option of several commands takes; another word is another thing."""
 ONE_HELP = {"--json", "--html", "--quiet", "--verbose", "--overwrite", "--simulated", "--help"}
