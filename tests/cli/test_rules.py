@@ -211,6 +211,16 @@ def test_each_interrupt_says_what_is_left(runs: Path, trueup: Trueup, monkeypatc
     assert trueup("show", "runs/cpu").err == "trueup: interrupted\n  nothing is left of it: the same command begins again\n"
 
 
+def test_an_interrupted_capture_says_that_it_can_be_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from trueup.recording.recorder.launch import tell
+    from trueup.recording.recorder.options import CaptureOptions
+
+    assert tell(runs / "runs/cpu", CaptureOptions.of(), 130) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("runs/cpu; the command ended with exit code 130")
+    assert said[-1].endswith("runs/cpu holds what was recorded, for trueup show and compare; --overwrite records it anew")
+
+
 def test_ctrl_c_while_modules_are_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from trueup.doors import cli
 
