@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export USE_TF := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check coverage bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-align bench-locate-tensorflow bench-noise bench-overflow bench-replay bench-replay-paddle bench-reproduce bench-reproduce-paddle bench-settings bench-shadow bench-silent bench-startup bench-strangers fuzz goldens soak docs wheels clean
+.PHONY: help demo test lint check coverage bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-align bench-locate-tensorflow bench-noise bench-overflow bench-replay bench-replay-paddle bench-reproduce bench-reproduce-paddle bench-settings bench-shadow bench-silent bench-startup bench-strangers fuzz goldens soak docs picture wheels clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -140,6 +140,9 @@ wheels: $(VENV)/.torch  ## Build the wheels of trueup and of trueup-compat into 
 docs: $(VENV)/.docs  ## Build the pages as a site, site/index.html, links checked, and check the commands on them
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest tests/test_repository.py tests/test_documentation.py -k 'page or link or reference or command'
+
+picture: $(VENV)/.runtime  ## Photograph the demo's report for the README, docs/report.png, where Chromium is installed
+	$(BIN)/python tools/picture.py
 
 clean:  ## Delete the environment, caches and what the demo left
 	rm -rf $(VENV) $(MSPROBE) build dist runs/cpu runs/npu report src/*.egg-info compat-packages/build compat-packages/src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

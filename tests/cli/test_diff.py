@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from trueup.doors.report.diff import grid
+
 from .written import capture
 
 Trueup = Callable[..., Any]
@@ -257,3 +259,46 @@ def test_a_shape_that_is_none(trueup: Trueup, tmp_path: Path, monkeypatch: pytes
     ran = trueup("diff", f"{folder}:0:output.0", f"{folder}:0:output.0")
     assert (ran.code, ran.err) == (2, "")
     assert "Could not tell" in ran.out
+
+
+def test_a_page_shows_where_they_are_apart(trueup: Trueup, pair: tuple[Path, Path, np.ndarray], tmp_path: Path) -> None:
+    a, b, _ = pair
+    ran = trueup("diff", f"{a}:{CALL}:output.0", f"{b}:0:output.0", "--html", str(tmp_path / "page.html"))
+    assert ran.code == 1
+    assert ran.out.splitlines()[-1] == f"page  {tmp_path / 'page.html'}"
+    page = (tmp_path / "page.html").read_text()
+    assert 'data-verdict="deviates"' in page
+    assert "NOT CLOSE</span> 2 of 320 elements (0.62 %) are outside rtol 1e-5, atol 1e-8; worst at [2, 3] it is" in page
+    assert "rows: 8; columns: 40; the largest |d| of each block, up to 5e-1" in page
+    assert '<path class="bad-3" d="M3 2h1v1h-1z"/>' in page
+    assert '<th scope="row" class="text">[2, 3]</th>' in page
+    for title in ("Worst elements", "Measures", "Values", "Units in the last place"):
+        assert f">{title} <" in page or f">{title}</h2>" in page, title
+
+
+def test_a_page_of_equal_tensors_and_of_statistics(trueup: Trueup, pair: tuple[Path, Path, np.ndarray], tmp_path: Path) -> None:
+    a, b, _ = pair
+    file = tmp_path / "page.html"
+    assert trueup("diff", f"{a}:{CALL}:input.0", str(b), "--html", str(file)).code == 0
+    assert "EQUAL</span> all 320 elements are the same on both sides." in file.read_text()
+    assert 'id="where"' not in file.read_text()
+    for name, values in (("c", tensors()), ("d", tensors(1))):
+        capture(tmp_path / name, {"neck/torch.lstm": {"output.0": values}}, detail="stats")
+    assert trueup("diff", f"{tmp_path / 'c'}:{CALL}:output.0", str(tmp_path / "d"), "--html", str(file)).code == 1
+    assert "What was kept" in file.read_text()
+    assert 'id="worst"' not in file.read_text()
+
+
+def test_blocks_hold_the_farthest_element_of_any_dtype() -> None:
+    a = np.zeros((2, 40, 100), np.float16)
+    b = a.copy()
+    b[1, 39, 99], b[0, 0, 0], b[1, 0, 50] = np.inf, 3, np.nan
+    found = grid(a, b)
+    assert found.shape == (32, 32)
+    assert (found[0, 0], found[-1, -1], np.count_nonzero(found)) == (3, np.inf, 3)
+    assert grid(b, b).max() == 0
+    whole = grid(np.arange(12).reshape(3, 4), np.arange(12).reshape(3, 4)[::-1])
+    np.testing.assert_array_equal(whole, [[8] * 4, [0] * 4, [8] * 4])
+    wide = np.zeros((3, 5), ml_dtypes.bfloat16)
+    assert grid(wide, wide + np.ones(5, ml_dtypes.bfloat16)).tolist() == [[1.0] * 5] * 3
+    assert grid(np.ones((2, 2), np.complex64), np.full((2, 2), 1 + 2j, np.complex64)).tolist() == [[2.0, 2.0]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -449,3 +450,20 @@ def test_a_hundred_thousand_calls_sort_fast(window: Browser, tmp_path: Path) -> 
         });""" % TABLE  # noqa: UP031 - braces are the script's
     assert window.run(script) < 1500
     assert len(column(window, "error_out")) == 100_000
+
+
+def test_the_picture_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make picture`, of another page."""
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("picture", root / "tools/picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    page = tmp_path / "index.html"
+    page.write_text(render_page(result()), encoding="utf-8")
+    assert 5_000 < picture.photograph(page, tmp_path / "report.png", CHROMIUM) < picture.MOST
+    assert (root / "docs/report.png").stat().st_size < picture.MOST
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert picture.main() == 0
+    assert capsys.readouterr().out.startswith("no picture: none of chromium, ")

@@ -13,7 +13,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Share, Word, Words, save_as_json
+from trueup.doors.cli.options import Base, Cand, File, Files, Html, Json, Output, Share, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
@@ -220,6 +220,7 @@ def diff(
     step: options.Step = None,
     rank: options.Rank = None,
     level: options.Level = None,
+    html: Html = None,
     json: Json = None,
 ) -> int:
     """Compare two tensors element by element.
@@ -235,9 +236,10 @@ def diff(
 
     with loading():
         from trueup.analysis.selecting import Selection
-        from trueup.doors.report.diff import compare_tensors, document, render_diff
+        from trueup.doors.report.diff import compare_tensors, diff_page, document, render_diff
+        from trueup.doors.report.saving import write_text
         from trueup.doors.report.tensor_view import operand, read_address
-        from trueup.doors.report.terminal import Terminal
+        from trueup.doors.report.terminal import Terminal, print_written
         from trueup.foundation.kernels.tolerance import Tolerance
 
     chosen = Selection(Path(), phase=phase, step=step, rank=rank, level=level)
@@ -246,6 +248,8 @@ def diff(
     found = compare_tensors(operand(first, chosen), operand(second, chosen), Tolerance(rtol, atol), top)
     console = Terminal()
     render_diff(found, console)
+    if html is not None:
+        print_written(write_text(diff_page(found), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document(found), json, console)
     return found.exit_code
 

@@ -75,14 +75,12 @@ def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
     return _item(plot)
 
 
-def difference(name: str, rows: Sequence[StepRow]) -> dict[str, Any] | None:
-    """Draw how far the candidate is from the baseline at each step, relative to it, on a logarithmic axis: two curves that lie on
-    each other look alike at 1e-2 and at 1e-8. None where no step differs."""
+def difference(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
+    """Draw how far the candidate is from the baseline at each step that differs, relative to it, on a logarithmic axis: two curves
+    that lie on each other look alike at 1e-2 and at 1e-8."""
     from bokeh import models
 
     apart = [(row.step, abs(row.difference), row.difference) for row in rows if row.difference and math.isfinite(row.difference)]
-    if not apart:
-        return None
     steps = [row.step for row in rows]
     margin = max(0.5, (steps[-1] - steps[0]) * 0.02)
     sizes = [size for _, size, _ in apart]

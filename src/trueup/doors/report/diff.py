@@ -1,9 +1,11 @@
-"""Two tensors compared: the sentence, the measures, the worst elements, units in the last place, both histograms. On a terminal,
-or as strict JSON: numbers that it cannot hold are the strings ``NaN``, ``Infinity``, ``-Infinity``."""
+"""Two tensors compared: the sentence, the measures, the worst elements, units in the last place, both histograms. On a terminal;
+as strict JSON, where numbers that it cannot hold are the strings ``NaN``, ``Infinity``, ``-Infinity``; or as a page, which has a
+picture of where they are apart, too."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -172,7 +174,8 @@ def render_diff(diff: TensorDiff, console: Console) -> None:
     for note in diff.notes:
         console.print(Text(f"note  {one_line(note)}", "dim"))
     if diff.metrics is not None:
-        _measures(diff.metrics, console)
+        console.print()
+        console.print(labelled(measure_rows(diff.metrics)))
         _worst(diff, console)
         if not diff.metrics.same:
             _units(diff.metrics, console)
@@ -199,7 +202,8 @@ def _what(side: Operand) -> str:
     return one_line(f"{tensor}, {side.where}" if side.where else tensor)
 
 
-def _measures(m: Metrics, console: Console) -> None:
+def measure_rows(m: Metrics) -> list[tuple[str, str]]:
+    """Write each measure as ``(label, text)``."""
     at = "" if m.max_index is None else f" at {list(m.max_index)}"
     rows = [
         ("relative L2", sci(m.relative_l2)),
@@ -218,8 +222,7 @@ def _measures(m: Metrics, console: Console) -> None:
             rows.append((label, f"{sides.both:,} on both sides, {sides.baseline:,} and {sides.candidate:,} on one side only"))
     if m.first_disagreement is not None:
         rows.append(("first there", f"{list(m.first_disagreement)} of {m.disagreeing:,}"))
-    console.print()
-    console.print(labelled((label, one_line(text)) for label, text in rows))
+    return [(label, one_line(text)) for label, text in rows]
 
 
 def _worst(diff: TensorDiff, console: Console) -> None:
@@ -227,11 +230,18 @@ def _worst(diff: TensorDiff, console: Console) -> None:
     if not diff.closeness.worst:
         return
     table = plain_table("worst elements", ">baseline", ">candidate", ">|d|", ">of allowed")
-    for each in diff.closeness.worst:
-        cells = (str(list(each.index)), value(each.baseline), value(each.candidate), sci(each.absolute), times(each.times))
-        table.add_row(*(Text(cell) for cell in cells))
+    for cells in worst_rows(diff.closeness):
+        table.add_row(*map(Text, cells))
     console.print()
     console.print(table)
+
+
+def worst_rows(found: Closeness) -> list[tuple[str, str, str, str, str]]:
+    """Write the worst elements as ``(index, baseline, candidate, |d|, how many times what is allowed)``."""
+    return [
+        (str(list(each.index)), value(each.baseline), value(each.candidate), sci(each.absolute), times(each.times))
+        for each in found.worst
+    ]
 
 
 def bucket_name(k: int) -> str:
@@ -241,8 +251,13 @@ def bucket_name(k: int) -> str:
     return f"{2 ** (k - 1):,} to {2**k - 1:,}" if k <= 20 else f"2^{k - 1} to 2^{k} - 1"
 
 
+def unit_rows(m: Metrics) -> list[tuple[str, list[int]]]:
+    """Count elements by how many units in the last place they are apart."""
+    return [(bucket_name(k), [count]) for k, count in enumerate(m.ulp) if count]
+
+
 def _units(m: Metrics, console: Console) -> None:
-    filled = [(bucket_name(k), [count]) for k, count in enumerate(m.ulp) if count]
+    filled = unit_rows(m)
     if filled:
         console.print()
         console.print(Text(f"units in the last place of {m.unit}", "dim"))
@@ -260,18 +275,26 @@ def _values(diff: TensorDiff, console: Console) -> None:
 
 
 def _statistics(diff: TensorDiff, console: Console) -> None:
+    table = plain_table("statistics", ">baseline", ">candidate", ">difference", ">relative")
+    for cells in statistic_rows(diff):
+        table.add_row(*map(Text, cells))
+    console.print()
+    console.print(table)
+
+
+def statistic_rows(diff: TensorDiff) -> list[tuple[str, str, str, str, str]]:
+    """Write what was kept of both sides as ``(name, baseline, candidate, difference, relative)``."""
     assert diff.baseline.stats is not None
     assert diff.candidate.stats is not None
-    table = plain_table("statistics", ">baseline", ">candidate", ">difference", ">relative")
-    for row in differences(diff.baseline.stats, diff.candidate.stats):
-        cells: list[Any] = [row.name, number(row.baseline, 7), number(row.candidate, 7), sci(row.absolute), sci(row.relative)]
-        table.add_row(*map(Text, cells))
+    rows = [
+        (row.name, number(row.baseline, 7), number(row.candidate, 7), sci(row.absolute), sci(row.relative))
+        for row in differences(diff.baseline.stats, diff.candidate.stats)
+    ]
     for name, label in (("n_nan", "NaN"), ("n_posinf", "+inf"), ("n_neginf", "-inf"), ("n_saturated", "at the maximum")):
         counts = [getattr(side.stats, name) for side in (diff.baseline, diff.candidate)]
         if any(counts):
-            table.add_row(label, *(f"{count:,}" for count in counts), "" if counts[0] == counts[1] else "differs", "")
-    console.print()
-    console.print(table)
+            rows.append((label, f"{counts[0]:,}", f"{counts[1]:,}", "" if counts[0] == counts[1] else "differs", ""))
+    return rows
 
 
 FORMAT_VERSION = 1
@@ -319,3 +342,91 @@ def _closeness(diff: TensorDiff) -> dict[str, Any] | None:
         for each in diff.closeness.worst
     ]
     return {"elements": diff.closeness.elements, "outside": diff.closeness.outside, "worst": worst}
+
+
+CELLS = 32
+"""Rows and columns of the picture of where two tensors are apart, at most."""
+
+CHUNK = 1 << 20
+"""Elements that are looked at together."""
+
+TONES = (1e-2, 0.3)
+"""Shares of the largest distance from which a cell is darker."""
+
+
+def grid(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the largest |b - a| of each of up to 32 by 32 blocks; rows are all dimensions but the last, columns the last. What is
+    the same on both sides counts 0, what is finite on one side only as infinitely far."""
+    rows, columns = math.prod(a.shape[:-1]), a.shape[-1]
+    first, second = (side.reshape(rows, columns) for side in (a, b))
+    across = np.linspace(0, columns, min(columns, CELLS) + 1).astype(np.int64)[:-1]
+    down = np.linspace(0, rows, min(rows, CELLS) + 1).astype(np.int64)
+    found = np.zeros((len(down) - 1, len(across)))
+    step = max(1, CHUNK // columns)
+    for n, (start, end) in enumerate(itertools.pairwise(down.tolist())):
+        for at in range(start, end, step):
+            part = slice(at, min(at + step, end))
+            found[n] = np.maximum(found[n], np.maximum.reduceat(_apart(first[part], second[part]).max(axis=0), across))
+    return found
+
+
+def _apart(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    wide = np.complex128 if a.dtype.kind == "c" or b.dtype.kind == "c" else np.float64
+    first, second = a.astype(wide), b.astype(wide)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(second - first)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def picture(diff: TensorDiff) -> dict[str, Any] | None:
+    """Lay out where two tensors are apart; None where nothing is, or where there is no matrix to show."""
+    a, b = diff.baseline.values, diff.candidate.values
+    if a is None or b is None or a.ndim < 2 or a.size < 4 or diff.metrics is None or diff.metrics.same:
+        return None
+    cells = grid(a, b.reshape(a.shape))
+    finite = cells[np.isfinite(cells)]
+    top = float(finite.max()) if finite.size and finite.max() > 0 else math.inf
+    paths: dict[str, list[str]] = {}
+    for y, x in np.argwhere(cells > 0).tolist():
+        tone = 3 if math.isinf(cells[y, x]) else 1 + sum(cells[y, x] >= share * top for share in TONES)
+        paths.setdefault(f"bad-{tone}", []).append(f"M{x} {y}h1v1h-1z")
+    several = " x ".join(f"{size:,}" for size in a.shape[:-1])
+    several += f" = {math.prod(a.shape[:-1]):,}" if a.ndim > 2 else ""
+    return {
+        "rows": cells.shape[0], "columns": cells.shape[1], "paths": {tone: "".join(parts) for tone, parts in sorted(paths.items())},
+        "said": f"rows: {several}; columns: {a.shape[-1]:,}", "top": sci(top),
+    }  # fmt: skip
+
+
+PAGE_TONES = {"close": "aligned", "apart": "deviates", "unknown": "inconclusive"}
+VERDICTS = ("Not close", "Could not tell", "Close", "Equal")
+
+
+def diff_page(diff: TensorDiff) -> str:
+    """Return the text of a page of two tensors."""
+    from trueup.doors.report import charts
+    from trueup.doors.report.html import drawn, embedded, ours, page
+    from trueup.foundation.model import Histogram
+    from trueup.foundation.words.answers import Answers
+
+    word = next((word for word in VERDICTS if diff.sentence.startswith(word)), "")
+    named = zip(("baseline", "candidate"), (diff.baseline, diff.candidate), strict=True)
+    sides = tuple(f"{side}: {one_line(held.name)}, {_what(held)}" for side, held in named)
+    rows = [("place", sides), ("allowed", (str(diff.tolerance),)), ("note", tuple(map(one_line, diff.notes)))]
+    said = Answers(word.upper(), one_line(diff.sentence[len(word) :].lstrip(": ")), tuple(row for row in rows if row[1]))
+    there = [side.values for side in (diff.baseline, diff.candidate) if side.values is not None and side.values.size]
+    counted_in = histograms(there) if diff.metrics is not None and len(there) == 2 else []
+    model = None
+    if counted_in and charts.available():
+        edges = (*(low for low, *_ in counted_in), counted_in[-1][1])
+        counts = (tuple(row[2][side] for row in counted_in) for side in (0, 1))
+        model = charts.histogram(Histogram("", edges, *counts)) if edges[0] < edges[-1] else None
+    return page(
+        "diff.html.j2", [ours("page.js"), ours("charts.js")], charts.library() if model else (), said=said,
+        tone=PAGE_TONES[diff.answer], baseline=diff.baseline, candidate=diff.candidate, picture=picture(diff),
+        measures=measure_rows(diff.metrics) if diff.metrics is not None else [], unit=diff.metrics and diff.metrics.unit,
+        units=unit_rows(diff.metrics) if diff.metrics is not None and not diff.metrics.same else [],
+        worst=worst_rows(diff.closeness) if diff.closeness is not None else [], values=spans(counted_in),
+        statistics=statistic_rows(diff) if diff.estimate is not None else [], model=embedded(drawn(model)) if model else None,
+    )  # fmt: skip

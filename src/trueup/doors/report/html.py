@@ -151,8 +151,8 @@ def _blocks(result: Result, *, interactive: bool) -> dict[str, Any]:
     for name, label, rows in (("loss", "loss", losses), ("norm", "gradient norm", norms)):
         if rows:
             made[f"{name}-model"] = charts.curves(label, rows)
-            if (apart := charts.difference(label, rows)) is not None:
-                made[f"{name}-difference-model"] = apart
+            if result_view.coincide(rows):
+                made[f"{name}-difference-model"] = charts.difference(label, rows)
     for n, finding in enumerate(result.culprits[:CULPRIT_CARDS]):
         for k, spread in enumerate(finding.evidence.histograms if finding.evidence else ()):
             made[f"histogram-{n}-{k}-model"] = charts.histogram(spread)

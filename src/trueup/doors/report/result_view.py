@@ -120,11 +120,24 @@ def norm_rows(result: Result) -> list[StepRow]:
     return _by_step(result.baseline.gradient_norms, result.candidate.gradient_norms)
 
 
+SEEN = 0.05
+"""Relative difference from which two curves that are drawn lie apart."""
+
+
 def sameness(rows: Sequence[StepRow]) -> str:
-    """Say why a number of each step has no difference to draw."""
+    """Say of two curves that look like one how far apart they are where that cannot be drawn; nothing where it can."""
     if all(row.difference == 0 for row in rows):
         return "the same number in both runs at each step"
-    return "no difference can be drawn: at no step have both runs a finite number that differs from the other's"
+    return "" if _apart(rows) else "at no step have both runs a finite number of their own, so no difference is drawn"
+
+
+def coincide(rows: Sequence[StepRow]) -> bool:
+    """Tell whether two curves lie on each other when they are drawn, and differ."""
+    return 0 < max(_apart(rows), default=0) < SEEN
+
+
+def _apart(rows: Sequence[StepRow]) -> list[float]:
+    return [abs(row.difference) for row in rows if row.difference and math.isfinite(row.difference)]
 
 
 def norm_remarks(result: Result) -> list[str]:

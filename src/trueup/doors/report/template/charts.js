@@ -62,6 +62,7 @@
     for (const part of document.querySelectorAll("details.further")) part.addEventListener("toggle", () => { if (part.open) histograms(part); });
   };
 
+  if (document.getElementById("histogram-model")) window.trueup.library().then(() => histograms(document)); // of `trueup diff`
   if (document.getElementById("curve-model")) { // of `trueup curves`
     window.trueup.library().then(() => {
       for (const name of ["curve", "difference"]) draw(`${name}-model`, document.getElementById(`${name}-chart`));
