@@ -38,6 +38,12 @@ def test_a_setting_comes_first_and_the_call_is_its_place() -> None:
     assert dict(said.rows)["place"][0].startswith("first seen in: neck.lstm, backward, step 0, rank 0")
 
 
+def test_of_a_long_cause_the_first_part_is_in_large() -> None:
+    seen, *others = "the candidate computes in bfloat16: 222 of 224 products", "dtype of 39 parameters: float32, bfloat16", "x" * 60
+    said = answers(result(culprits=(culprit(cause="; ".join([seen, *others])),)))
+    assert (said.cause, said.rows[0]) == (seen, ("cause", ("; ".join(others),)))
+
+
 def test_what_could_be_rounding_is_not_called_certain() -> None:
     assert rows(result(culprits=(culprit(confidence="could be rounding"),)))["certainty"] == (
         "could be rounding: compare two runs of the baseline to see how far they differ by themselves",

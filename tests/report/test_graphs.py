@@ -16,7 +16,7 @@ from trueup.doors.report.html import render_page
 from trueup.foundation.model import Result
 
 from .browser import ABSENT, CHROMIUM, DRIVER, Browser, browser
-from .results import HOSTILE, result
+from .results import HOSTILE, culprit, result
 from .test_html import hostile
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=ABSENT)
@@ -84,6 +84,14 @@ def test_it_opens_on_the_culprit_in_both_trees(window: Browser, tmp_path: Path) 
     assert "rule" in window.run("return document.getElementById('chosen').textContent")
     assert window.run("return document.querySelector('.node[aria-selected=true] .cell').className") == "cell culprit bad-3"
     assert window.errors() == []
+
+
+def test_it_opens_on_a_culprit_that_one_run_alone_has(window: Browser, tmp_path: Path) -> None:
+    rows = layers()
+    rows = rows.set_column(rows.column_names.index("role"), "role", pa.array([""] * rows.num_rows))
+    show(window, result(culprits=(culprit(seq=(-1, 1)),), calls=rows), tmp_path)
+    assert chosen(window) == ["torch.nn.functional.linear#1"]
+    assert "only in the candidate" in window.run("return document.getElementById('chosen').textContent")
 
 
 def test_what_one_run_alone_has_stands_in_its_tree_alone(window: Browser, tmp_path: Path) -> None:

@@ -412,6 +412,8 @@ def test_all_text_has_contrast(window: Browser, tmp_path: Path, look: str) -> No
     show(window, crowded(), tmp_path)
     window.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     window.run("document.querySelectorAll('#tree ul[hidden]').forEach((part) => { part.hidden = false; })")
+    window.run("document.getElementById('side-by-side').scrollIntoView()")
+    window.wait("document.querySelectorAll('.node .deviates, .node [class*=bad-]').length > 0")
     assert window.run(AUDIT) == []
     window.look("light")
 

@@ -37,6 +37,26 @@ def chain(broken: bool = False, extra: bool = False, parts: str = "stats digest 
     return run
 
 
+def updated(broken: bool = False) -> Recording:
+    """Record data -> mul, which may be broken; one call of the model reads its result, and ten of the optimizer."""
+    run = Recording()
+    product = DATA * WEIGHT
+    if broken:
+        product[5, 7] += 3.0
+    made = run_call(run, "aten::mul", [DATA, WEIGHT], product, "b")
+    run_call(run, "aten::abs", [made], np.abs(product), "c")
+    for _ in range(10):
+        run_call(run, "aten::lerp_", [made], product * 2.0, "", phase="optimizer")
+    return run
+
+
+def test_readers_on_the_way_of_the_data_come_before_the_optimizers(tmp_path: Path) -> None:
+    evidence = culprit(compared(tmp_path, updated(), updated(broken=True))).evidence
+    assert evidence is not None
+    assert sorted(node.op for node in evidence.nodes if node.hops == 1) == ["aten::abs", *["aten::lerp_"] * neighbours.UPDATES]
+    assert evidence.omitted == 10 - neighbours.UPDATES
+
+
 def run_call(run: Recording, op: str, inputs: list[Array], output: Array, scope: str, **options: object) -> Array:
     output = np.array(output)
     run.call(op, inputs, [output], scope=scope, **options)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from trueup.foundation.words.wording import one_line
 if TYPE_CHECKING:
     from trueup.foundation.facts.anomaly import OverflowResult
 
-ORDER = ("place", "size", "certainty", "dtype", "reach", "note", "next")
+ORDER = ("cause", "place", "size", "certainty", "dtype", "reach", "note", "next")
 IN_BRACKETS = re.compile(r" \([^()]*\)")
 HOW = {
     "tensor": "every element was compared",
@@ -64,7 +64,7 @@ def answers(result: Result) -> Answers:
         told = culprit_lines(result.culprits, result.victims, result.unmatched)
         for what, line in told:
             found.setdefault(what, []).append(line)
-        cause = (found.pop("cause", None) or [in_short(first)])[0]
+        cause, found["cause"] = _headline((found.pop("cause", None) or [in_short(first)])[0])
         found["certainty"] = [*_certain(first), *found.get("certainty", [])]
         found["dtype"] = dtypes(first)
         known = {line for _, line in told}
@@ -75,6 +75,16 @@ def answers(result: Result) -> Answers:
         what, _, said = line.partition(": ")
         found.setdefault(what if what == "next" else "note", []).append(said if what in ("note", "next") else line)
     return Answers(head.strip(), cause, tuple((name, tuple(found[name])) for name in ORDER if found.get(name)))
+
+
+HEADLINE = 120
+"""Characters of a cause from which on only the first of several is said in large."""
+
+
+def _headline(cause: str) -> tuple[str, list[str]]:
+    """Return what of a cause is said in large, and the rest of a long one."""
+    first, _, rest = cause.partition("; ")
+    return (first, [rest]) if rest and len(cause) > HEADLINE else (cause, [])
 
 
 def overflow_answers(result: OverflowResult) -> Answers:

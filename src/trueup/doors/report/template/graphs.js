@@ -98,7 +98,7 @@
       row.style.paddingLeft = `${6 + INDENT * Math.min(tree.depth[node], DEEPEST)}px`;
       if (view.hits.has(node)) row.classList.add("hit");
       const tone = toneOf(tree.kind[node], tree.error[node]), error = window.trueup.sci(tree.error[node]);
-      const said = tree.kind[node] === ALONE ? `${folder ? `${tree.differ[node].toLocaleString("en")} ` : ""}only here` : tree.kind[node] === 4 ? "?" : tree.kind[node] === EQUAL ? "equal" : error;
+      const said = tree.kind[node] === ALONE ? `${folder ? `${tree.differ[node].toLocaleString("en")} ` : ""}only here` : tree.kind[node] === 4 ? "?" : tree.kind[node] === EQUAL ? "equal" : tree.kind[node] === CULPRIT && !tree.error[node] ? "culprit" : error;
       row.append(make("i", "twist", folder ? (tree.open[node] ? "▾" : "▸") : ""), make("span", folder ? "name" : "name call", tree.name[node]));
       if (folder) row.append(make("small", "", tree.count[node].toLocaleString("en")));
       row.append(make("b", `cell ${tone}`, said));
@@ -152,9 +152,16 @@
     return view;
   };
 
-  const begin = async () => {
+  const draw = async () => {
     const calls = await window.trueup.calls(), column = calls.column, kinds = new Uint8Array(calls.rows);
     for (let row = 0; row < calls.rows; row++) kinds[row] = kindOf(calls, row);
+    // A culprit that one run alone has, or a run of calls, is told by its place in the order of execution.
+    const { first: named } = place.dataset, given = named ? JSON.parse(named) : null;
+    const isFirst = (row) => Object.entries(given).every(([name, value]) => column[name].at[row] === value);
+    const isEither = (row) => ["baseline", "candidate"].some((side) => given[`seq_${side}`] >= 0 && column[`seq_${side}`].at[row] === given[`seq_${side}`])
+      && column.rank.at[row] === given.rank && column.step.at[row] === given.step;
+    const all = Array.from(kinds.keys()), begin = given ? all.find(isFirst) ?? all.find(isEither) ?? -1 : -1;
+    if (begin >= 0) kinds[begin] = CULPRIT;
     const nodeOf = ({ tree }, of, node) => (of.row[node] >= 0 ? tree.byRow.get(of.row[node]) : tree.byPath.get(of.path[node] || ":outside"));
     const other = (view) => views[Number(view === views[0])];
     const tell = {
@@ -195,7 +202,7 @@
     };
 
     // The first culprit's step, at the level of functions: elsewhere a reader asks for it.
-    const culprit = kinds.indexOf(CULPRIT), levels = new Set(column.level.at), code = (name) => column.level.values.indexOf(name);
+    const culprit = begin >= 0 ? begin : kinds.indexOf(CULPRIT), levels = new Set(column.level.at), code = (name) => column.level.values.indexOf(name);
     const level = culprit >= 0 ? column.level.at[culprit] : ["api", "aten", "module"].map(code).find((one) => levels.has(one));
     const first = { step: culprit >= 0 ? column.step.at[culprit] : undefined, level, rank: culprit >= 0 ? column.rank.at[culprit] : undefined };
     for (const name of CHOICES) {
@@ -218,7 +225,7 @@
         view.refold();
       });
       seek();
-      const [start] = rows.filter((row) => kinds[row] === CULPRIT).sort((a, b) => column.seq_candidate.at[a] - column.seq_candidate.at[b]);
+      const [start] = rows.includes(begin) ? [begin] : rows.filter((row) => kinds[row] === CULPRIT).sort((a, b) => column.seq_candidate.at[a] - column.seq_candidate.at[b]);
       if (start === undefined) return;
       const view = views[Number(column.seq_candidate.at[start] >= 0)];
       tell.choose(view, view.tree.byRow.get(start), true);
@@ -261,14 +268,14 @@
     form.elements.on.addEventListener("click", () => jump(1));
     form.elements.back.addEventListener("click", () => jump(-1));
     for (const name of CHOICES) form.elements[name].addEventListener("change", grown);
-    const all = (wanted) => {
+    const refold = (wanted) => {
       for (const view of views) {
         for (let node = 1; node < view.tree.name.length; node++) view.tree.open[node] = Number(wanted(view.tree, node));
         view.refold();
       }
     };
-    form.elements.unfold.addEventListener("click", () => all((tree, node) => tree.kids[node] !== null && tree.differ[node] > 0));
-    form.elements.fold.addEventListener("click", () => all(() => false));
+    form.elements.unfold.addEventListener("click", () => refold((tree, node) => tree.kids[node] !== null && tree.differ[node] > 0));
+    form.elements.fold.addEventListener("click", () => refold(() => false));
     grown();
     place.dataset.ready = "";
   };
@@ -277,7 +284,7 @@
   const looked = new IntersectionObserver((seen) => {
     if (!seen.some((one) => one.isIntersecting)) return;
     looked.disconnect();
-    begin().catch((error) => { place.hidden = true; console.error(error); });
+    draw().catch((error) => { place.hidden = true; console.error(error); });
   }, { rootMargin: "600px" });
   looked.observe(place);
 })();
