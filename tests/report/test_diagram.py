@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trueup.doors.report.charts import HEIGHT, WIDTH, diagram, edge_rows
+from trueup.doors.report.charts import HEIGHT, WIDTH, diagram, edge_rows, ending
 from trueup.foundation.model import Evidence
 
 from .results import evidence
@@ -40,6 +40,24 @@ def test_what_is_said_of_a_call_and_of_a_tensor() -> None:
     assert edge_rows(evidence())[3] == (
         "neck.lstm/torch.lstm#0", "grad_input.0", "backbone.layer1.0.relu/torch.relu#0", "grad_output.0", "2.1e-1"
     )  # fmt: skip
+
+
+def test_a_culprit_that_one_run_alone_has_shows_its_own_errors() -> None:
+    nan = float("nan")
+    alone = dataclasses.replace(evidence().nodes[3], seq=(-1, 418), state="", role="", error_in=nan, error_out=nan)
+    nodes = (*evidence().nodes[:3], alone, *evidence().nodes[4:])
+    picture = diagram(dataclasses.replace(evidence(), nodes=nodes), (0.0, 0.095))
+    assert picture is not None
+    assert [box.lines[2] for box in picture.boxes if box.node.hops == 0] == ["in 0, out 9.5e-2"]
+    assert [line.tone for line in picture.lines] == ["calm", "calm", "calm", "deviates"]
+
+
+def test_names_keep_their_telling_end() -> None:
+    assert ending("torch.nn.functional.cross_entropy#0", 22) == "…cross_entropy#0"
+    assert ending("model.layers.10.self_attn.q_proj", 27) == "…layers.10.self_attn.q_proj"
+    assert ending("torch.lstm#0", 22) == "torch.lstm#0"
+    assert ending("x" * 60, 22) == "…" + "x" * 21
+    assert len(ending("a.b" * 30, 22)) <= 22
 
 
 def test_a_call_alone_has_no_picture() -> None:

@@ -287,8 +287,9 @@ class Diagram:
 HEADINGS = {-2: "two before", -1: "makes an input", 0: "the call", 1: "reads an output", 2: "two after"}
 
 
-def diagram(evidence: Evidence) -> Diagram | None:
-    """Lay the neighbourhood out, or return None where the call has none."""
+def diagram(evidence: Evidence, errors: tuple[float, float] | None = None) -> Diagram | None:
+    """Lay the neighbourhood out, or return None where the call has none; ``errors`` (in, out) are the call's own, for one that one
+    run alone made: the table of calls has none of it."""
     if len(evidence.nodes) < 2:
         return None
     hops = sorted({node.hops for node in evidence.nodes})
@@ -302,7 +303,7 @@ def diagram(evidence: Evidence) -> Diagram | None:
         free = (tallest - len(nodes)) * (HEIGHT + GAP_Y) // 2
         for row, k in enumerate(nodes):
             places[k] = MARGIN + place * (WIDTH + GAP_X), top + free + row * (HEIGHT + GAP_Y)
-    boxes = tuple(_box(places[k], node) for k, node in enumerate(evidence.nodes))
+    boxes = tuple(_box(places[k], node, errors if node.hops == 0 else None) for k, node in enumerate(evidence.nodes))
     lines = tuple(_line(places, edge, evidence.nodes) for edge in evidence.edges)
     headings = tuple((MARGIN + place * (WIDTH + GAP_X), HEADINGS.get(hop, "")) for place, hop in enumerate(hops))
     return Diagram(2 * MARGIN + len(hops) * (WIDTH + GAP_X) - GAP_X, height, boxes, lines, headings)
@@ -319,9 +320,10 @@ def _untangled(nodes: list[int], evidence: Evidence, places: dict[int, tuple[int
     return sorted(nodes, key=height)
 
 
-def _box(place: tuple[int, int], node: Neighbour) -> Box:
+def _box(place: tuple[int, int], node: Neighbour, own: tuple[float, float] | None) -> Box:
     only = f"only in the {node.side}" if node.side != "both" else ""
-    errors = f"in {_error(node.error_in)}, out {_error(node.error_out)}" if node.state else only or "not compared"
+    given, made = (node.error_in, node.error_out) if node.state or own is None else own
+    errors = f"in {_error(given)}, out {_error(made)}" if node.state or own is not None else only or "not compared"
     where = one_line(node.scope) or "outside any module"
     name = f"{one_line(node.op)}#{node.ordinal}"
     title = f"{where}\n{name}\n{node.phase}, step {node.step}, level {node.level}\n{errors}"
@@ -332,9 +334,8 @@ def ending(text: str, width: int) -> str:
     """Shorten a name from the left, where it can be at a dot: ``torch.nn.functional.cross_entropy#0`` is ``…cross_entropy#0``."""
     if len(text) <= width:
         return text
-    kept = text[1 - width :]
-    whole = kept.partition(".")[2]
-    return ELLIPSIS + (whole if len(whole) > width // 2 else kept)
+    whole = text[-width:].partition(".")[2]
+    return ELLIPSIS + (whole if len(whole) > width // 2 else text[1 - width :])
 
 
 def tone(node: Neighbour) -> str:
@@ -354,7 +355,7 @@ def _line(places: dict[int, tuple[int, int]], edge: Edge, nodes: tuple[Neighbour
     slots = " → ".join(map(one_line, edge.slots))
     on = "" if edge.side == "both" else f", only in the {edge.side}"
     said = f"{slots}: rel. L2 {_error(edge.error)}{on}"
-    bad = nodes[edge.source].state == "deviates" and edge.error != 0
+    bad = (nodes[edge.source].state == "deviates" or nodes[edge.source].hops == 0) and edge.error != 0
     return Line(path, "deviates" if bad else "calm", edge.side, said)
 
 

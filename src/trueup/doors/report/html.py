@@ -216,7 +216,7 @@ def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
         "histograms": [one_line(spread.slot) for spread in evidence_of.histograms],
         "worst": result_view.worst_lines(finding),
         "producers": result_view.producers(finding),
-        "diagram": diagram(evidence_of),
+        "diagram": diagram(evidence_of, (finding.error_in, finding.error_out)),
         "edges": edge_rows(evidence_of),
     }
 
