@@ -201,10 +201,11 @@ class Finding:
     ``kind`` is ``operator`` (inputs agree, outputs do not), ``argument`` (a non-tensor argument differs), ``random`` (the
     random numbers differ), ``input`` (a tensor that no recorded call produced differs: data, weights), ``overwritten`` (what it
     read is not what the recorded call before had written there, and in the baseline it is), ``unmatched`` (the
-    call exists on one side only) or ``region`` (a run of calls with no counterpart, whose inputs agree and outputs do not).
+    call exists on one side only), ``region`` (a run of calls with no counterpart, whose inputs agree and outputs do not) or
+    ``ranks`` (ranks of one run do not hold what they should of a tensor).
     """
 
-    kind: Literal["operator", "argument", "random", "input", "overwritten", "unmatched", "region"]
+    kind: Literal["operator", "argument", "random", "input", "overwritten", "unmatched", "region", "ranks"]
     step: int
     rank: int
     phase: str

@@ -1,8 +1,8 @@
 """What layout a capture has: how many processes, which meshes, where each weight is cut.
 
-    TP=2          every DTensor lies on a mesh of one dimension named tp, of two ranks
-    DP=2 TP=2     a mesh of two dimensions
-    2 processes   nothing is placed: data parallel by DDP, or by hand
+TP=2          every DTensor lies on a mesh of one dimension named tp, of two ranks
+DP=2 TP=2     a mesh of two dimensions
+2 processes   nothing is placed: data parallel by DDP, or by hand
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.foundation.store import Capture
@@ -29,7 +30,7 @@ class Layout:
     world: int | None
     meshes: frozenset[Mesh]
     weights: frozenset[tuple[str, str]]
-    """Names of placed slots of modules, each with its shape and placements as text."""
+    """Names of the modules' weights, each with the shape that a rank holds, and its placements, as text."""
 
     @cached_property
     def axes(self) -> dict[str, int]:
@@ -52,7 +53,7 @@ class Layout:
         if self.world != other.world or self.meshes != other.meshes:
             return True
         mine, theirs = dict(self.weights), dict(other.weights)
-        return any(theirs[name] != placed for name, placed in mine.items() if name in theirs)
+        return self.world != 1 and any(theirs[name] != placed for name, placed in mine.items() if name in theirs)
 
 
 def layout_of(capture: Capture) -> Layout:
@@ -61,14 +62,14 @@ def layout_of(capture: Capture) -> Layout:
     world = max(worlds, default=None)
     if world in (None, 1) or not capture.steps:
         return Layout(world, frozenset(), frozenset())
-    rows = capture.records(["level", "scope", "slot", "value"], rank=min(capture.ranks), step=capture.steps[0])
-    rows = rows.filter(pc.fill_null(pc.match_substring(rows["value"], '"placements"'), False))
-    placed = {text: part for text in pc.unique(rows["value"]).to_pylist() if (part := part_in(text)) is not None}
+    rows = capture.records(["scope", "slot", "shape", "value"], rank=min(capture.ranks), step=capture.steps[0])
+    texts = pc.unique(rows["value"].filter(pc.fill_null(pc.match_substring(rows["value"], '"placements"'), False)))
+    placed = {text: part for text in texts.to_pylist() if (part := part_in(text)) is not None}
     meshes = frozenset(mesh for part in placed.values() if (mesh := mesh_of(part)) is not None)
+    rows = rows.filter(pc.starts_with(rows["slot"].cast(pa.string()), "param."))
     weights = frozenset(
-        (f"{row['scope']}.{row['slot']}", json.dumps([placed[row["value"]].get(name) for name in ("global_shape", "placements")]))
+        (f"{row['scope']}.{row['slot']}", json.dumps([row["shape"], placed.get(row["value"], {}).get("placements")]))
         for row in rows.to_pylist()
-        if row["level"] == "module" and row["value"] in placed and row["slot"].startswith("param.")
     )
     return Layout(world, meshes, weights)
 

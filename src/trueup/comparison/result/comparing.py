@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trueup.comparison.layout.joined import Joined
 from trueup.comparison.result.beginnings import Beginnings
 from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
-from trueup.comparison.result.layouts import not_told, other_layouts
+from trueup.comparison.result.layouts import joined as joined_ranks
+from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
@@ -32,6 +34,7 @@ from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
 from trueup.foundation.settings import Setting, differing, modules_of
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.layout_sentence import TWO_LAYOUTS
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
 from trueup.foundation.words.setting_sentence import set_otherwise, settings_text
@@ -44,8 +47,6 @@ MOST_SETTINGS = 3
 
 MOST_ROWS = 500
 """Settings that differ and are listed in a report."""
-
-TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or each with an earlier run of its own"
 
 MAX_FINDINGS = 200
 """Victims listed one by one; all are in the table of calls or counted."""
@@ -289,10 +290,14 @@ def compare(
     first, second, *others = map(open_capture, given)
     told = Mapping() if mapping is None else load_mapping(mapping)
     if layouts := other_layouts((first, second)):
-        return not_told((first, second), TWO_LAYOUTS.format(layouts), load_criterion(criterion))
+        both = joined_ranks((first, second))
+        if isinstance(both, str):
+            return not_told((first, second), TWO_LAYOUTS.format(layouts), load_criterion(criterion), [both])
+        first, second = both
     repeats, truth = others[: len(repeat)], None if reference is None else others[-1]
     comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth, own_errors)
     assembly = Assembly(comparison)
     seeing = [] if see is None else [see]
     comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)
-    return assembly.result()
+    result = assembly.result()
+    return with_ranks(result, (first, second), layouts) if isinstance(first, Joined) and isinstance(second, Joined) else result

@@ -85,6 +85,7 @@ RULES = {
     "random": "Random numbers differ",
     "input": "Data or weights differ",
     "overwritten": "A tensor was overwritten before it was read",
+    "ranks": "Ranks of one run do not hold what they should",
     "unmatched": "A call exists in one run only",
     "region": "Calls without a counterpart compute something else",
     "inconclusive": "The comparison could not tell",

@@ -439,6 +439,10 @@ def _overwritten(finding: Finding) -> str:
     return f"{what}: something wrote to that memory unseen, or a stale buffer was read"
 
 
+def _ranks(finding: Finding) -> str:
+    return f"{one_line(finding.slots[0].slot)} is not on all ranks what it should be ({_error(finding, expected=False)})"
+
+
 def _unmatched(finding: Finding) -> str:
     other = {"baseline": "candidate", "candidate": "baseline"}.get(finding.side, "other run")
     return f"exists only in the {_side(finding)}; the {other} has no such call here"
@@ -450,6 +454,7 @@ _EVIDENCE: dict[str, Callable[[Finding], str]] = {
     "random": _random,
     "input": _input,
     "overwritten": _overwritten,
+    "ranks": _ranks,
     "unmatched": _unmatched,
     "region": _region,
 }

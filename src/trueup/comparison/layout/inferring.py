@@ -1,0 +1,233 @@
+"""How a slot lies along each axis of the mesh: as recorded, as declared, else as the numbers and the other run show.
+
+    recorded    the placements of a DTensor, or of one that holds the same bytes on each rank
+    declared    a line of `shards.toml` (`declaring`)
+    equal       the same bytes on all ranks: replicated
+    a gradient  of what is replicated: a partial sum; of what is cut: cut alike; of a sum: replicated
+    a call      that is given a tensor of the shape of its result: it is cut alike
+    the data    along an axis that cuts the data, the first dimension of an activation; a single number is a mean
+    the other   run, which has the whole: the dimension that is longer there; or as long, and the sum of the ranks
+
+Weights, states and the gradients that an optimizer reads must be replicated where nothing else is recorded. Where they are not, and
+where no rule fits, that is said (`Apart`), and the slot is never taken for replicated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueup.comparison.layout.calls import Key
+from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Piece, Way, put_together
+from trueup.foundation.facts.slots import is_weight
+
+Ways = dict[str, Way]
+
+CLOSE, NEAR = 1e-2, 0.2
+"""Relative distance up to which ranks hold the same number, differently rounded or drifted; and up to which a sum of the ranks
+is the other run's whole: sketches estimate distances to 18 %."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Ranks that do not hold what they should. ``kind``: ``replicas`` (they must be equal), ``unreduced`` (a partial sum is read as
+    if it were the whole), ``unknown`` (nothing says how the ranks belong together)."""
+
+    kind: str
+    key: Key
+    slot: str
+    step: int
+    seq: int
+    axis: str
+    ranks: tuple[int, ...]  # those that are odd, where a majority tells; else all
+    apart: float = math.nan  # relative distance of the ranks that differ most
+    given: str = ""  # of ``unreduced``: the slot that is a partial sum
+    made: tuple[Key, str] | None = None  # call and slot that made it, of what an optimizer reads
+
+
+@dataclass
+class Told:
+    """What is known when a slot is looked at."""
+
+    step: int
+    sizes: Mapping[str, int]  # ranks along each axis
+    data: frozenset[str]  # axes that cut the data
+    other: Mapping[tuple[Key, str], Piece]  # slots of the other run, whole
+    declared: Callable[[Key, str, str], Way | None]
+    ways: dict[tuple[Key, str], Ways] = field(default_factory=dict)
+    placed: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how a DTensor of these lies
+    shapes: dict[tuple[Key, str], tuple[int, ...]] = field(default_factory=dict)  # of one rank's
+    apart: list[Apart] = field(default_factory=list)
+    loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot of one call as all ranks have it."""
+
+    key: Key
+    name: str
+    seq: int
+    pieces: Mapping[int, Piece]  # by rank
+    forward: tuple[Key, str] | None  # of a gradient: the slot that it is the gradient of
+    inputs: tuple[str, ...]  # slots that the call is given
+    made: tuple[Key, str] | None = None  # call and slot of the first rank that made it
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is a gradient in the backward pass."""
+        return self.key[0] == "backward"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether ranks must agree on it that hold all of it: weights, and all that an optimizer reads and writes."""
+        return self.key[0] == "optimizer" or is_weight(self.name) or self.name.startswith("buffer.")
+
+
+def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:
+    """Return how a slot lies along one axis; ``groups`` are ranks that differ along it alone, ``held`` what each of them, or the
+    first of those already put together, holds. None: it is not known, and ``told.apart`` says so."""
+    varies = any(not held[rank].same(held[group[0]]) for group in groups for rank in group[1:])
+    declared = told.declared(slot.key, slot.name, axis)
+    if declared is not None:
+        return declared
+    whole = told.other.get((slot.key, slot.name))
+    piece, size = held[groups[0][0]], len(groups[0])
+    if whole is not None and axis not in told.data:
+        whole = _of_one_batch(whole, piece, told)
+    if not varies:
+        longer = None if whole is None else _longer(piece, whole, size, axis in told.data)
+        return REPLICATED if longer is None else Way("sharded", longer)
+    if (known := told.placed.get(tuple(one.digest for one in slot.pieces.values()))) is not None and axis in known:
+        way = known[axis]
+        return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
+    if slot.fixed and whole is not None and (longer := _longer(piece, whole, size, False)) is not None:
+        return Way("sharded", longer)
+    if slot.fixed:
+        of_model = axis not in told.data and whole is None  # a shard that nothing describes
+        return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
+    if slot.backward and slot.forward is not None and (before := told.ways.get(slot.forward, {}).get(axis)) is not None:
+        return _of_gradient(axis, before, told)
+    if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
+        return _of_loss(axis, groups, held, whole, told)
+    if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
+        return Way("sharded", longer)
+    if whole is None and (alike := _alike(axis, slot, piece, told)) is not None:
+        return alike
+    if axis in told.data and piece.shape and (whole is None or whole.shape != piece.shape):
+        return Way("sharded", 0)
+    if whole is not None and whole.shape == piece.shape and len(groups) == 1:
+        return _by_numbers(axis, groups, slot, held, whole, told)
+    return _unknown(axis, groups, slot, held, told)
+
+
+def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
+    """Return the whole as long as the part of the batch that ranks have which differ along an axis of the model."""
+    batches = math.prod(told.sizes[axis] for axis in told.data)
+    if batches == 1 or len(whole.shape) != len(piece.shape) or not piece.shape or piece.shape[0] * batches != whole.shape[0]:
+        return whole
+    return Piece(whole.dtype, (piece.shape[0], *whole.shape[1:]))
+
+
+def _longer(piece: Piece, whole: Piece, size: int, data: bool) -> int | None:
+    """Return the one dimension that is longer in the whole by the number of ranks; of several the first, along an axis
+    of the data."""
+    if len(piece.shape) != len(whole.shape):
+        return None
+    found = [
+        n
+        for n, (mine, its) in enumerate(zip(piece.shape, whole.shape, strict=True))
+        if mine != its and mine * size in (its, its + size - 1)
+    ]
+    if len(found) > 1:
+        found = found[:1] if data else found[-1:]
+    return found[0] if found else None
+
+
+def _of_gradient(axis: str, before: Way, told: Told) -> Way:
+    if before.kind == "replicated":
+        return Way("partial", reduce=told.loss.get(axis, AVERAGE) if axis in told.data else SUM)
+    return REPLICATED if before.kind == "partial" else before
+
+
+def _of_loss(axis: str, groups: Sequence[Sequence[int]], held: Mapping[int, Piece], whole: Piece | None, told: Told) -> Way:
+    """Return that a single number of each rank is part of a mean, or of a sum where the other run shows that it is."""
+    reduce = told.loss.get(axis, AVERAGE)
+    if whole is not None and whole.numbers is not None and axis not in told.loss:
+        distances = {}
+        for how in (AVERAGE, SUM):
+            one = put_together([held[rank] for rank in groups[0]], Way("partial", reduce=how))
+            if one is not None and one.numbers is not None:
+                distances[how] = abs(one.numbers.mean - whole.numbers.mean)
+        reduce = min(distances, key=lambda how: distances[how], default=reduce)
+    told.loss.setdefault(axis, reduce)
+    return Way("partial", reduce=reduce)
+
+
+def _alike(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:
+    """Return how an input of the result's shape lies, if it is cut: what is computed element by element is cut alike."""
+    if slot.name.startswith(("input.", "param.")):
+        return None
+    for name in slot.inputs:
+        way = told.ways.get((slot.key, name), {}).get(axis)
+        if way is not None and way.kind == "sharded" and told.shapes.get((slot.key, name)) == piece.shape:
+            return way
+    return None
+
+
+def _by_numbers(
+    axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], whole: Piece, told: Told
+) -> Way | None:
+    """Tell a partial sum from replicas that drifted, by the other run."""
+    pieces = [held[rank] for rank in groups[0]]
+    if _apart(pieces) < CLOSE:
+        return _odd(axis, groups, slot, held, told)
+    added = put_together(pieces, Way("partial"))
+    if added is not None and _distance(added, whole) < NEAR:
+        return Way("partial")
+    return _unknown(axis, groups, slot, held, told)
+
+
+def _odd(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way:
+    """Say which ranks are odd; the slot goes on as most of them have it."""
+    for group in groups:
+        pieces = [held[rank] for rank in group]
+        agreeing = [sum(piece.same(other) for other in pieces) for piece in pieces]
+        if min(agreeing) == len(pieces):
+            continue
+        most = max(agreeing)
+        odd = [rank for rank, count in zip(group, agreeing, strict=True) if count < most] if 2 * most > len(pieces) else list(group)
+        told.apart.append(
+            Apart("replicas", slot.key, slot.name, told.step, slot.seq, axis, tuple(odd), _apart(pieces), made=slot.made)
+        )
+        break
+    return REPLICATED
+
+
+def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:
+    pieces = [held[rank] for rank in groups[0]]
+    given = next((name for name in slot.inputs if told.ways.get((slot.key, name), {}).get(axis, REPLICATED).kind == "partial"), "")
+    kind = "unreduced" if given and not slot.backward else "unknown"
+    told.apart.append(Apart(kind, slot.key, slot.name, told.step, slot.seq, axis, tuple(groups[0]), _apart(pieces), given))
+    return None
+
+
+def _apart(pieces: Sequence[Piece]) -> float:
+    return max((_distance(piece, pieces[0]) for piece in pieces[1:]), default=0.0)
+
+
+def _distance(piece: Piece, whole: Piece) -> float:
+    """Estimate the relative distance of two pieces of one shape by their sketches; NaN where they have none."""
+    if piece.shape != whole.shape:
+        return math.nan
+    if piece.load is not None and whole.load is not None:
+        mine, its = (one.load().astype(np.float64) for one in (piece, whole) if one.load is not None)
+        norm = float(np.linalg.norm(its))
+        return float(np.linalg.norm(mine.reshape(its.shape) - its)) / norm if norm else math.inf
+    if piece.sketch is None or whole.sketch is None:
+        return math.nan
+    norm = float(np.linalg.norm(whole.sketch))
+    return float(np.linalg.norm(piece.sketch - whole.sketch)) / norm if norm else math.inf

@@ -1,0 +1,96 @@
+"""What there is to say of ranks that do not hold what they should, and of results off by the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trueup.foundation.words.wording import counted, one_line, sci
+
+NAMED = 3
+
+TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or each with an earlier run of its own"
+PUT_TOGETHER = "the layouts differ ({}): the ranks of each run were put together before they were compared"
+BY_STATISTICS = (
+    "because pieces of tensors on several ranks were put together by their statistics alone, which cannot say whether "
+    "the inputs of {} agree: record both runs with --detail tensor"
+)
+SOME_RANKS = "{} made by some ranks alone were not compared"
+BASELINE = "in the baseline, too: {}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks: ``rank 1``, ``ranks 0, 1, 2…``."""
+    shown = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def not_equal(names: Sequence[str], where: str, ranks: Sequence[int], world: int, apart: float) -> str:
+    """Say that replicas differ: weights, or another slot; ``ranks`` are the odd ones of ``world``, or all."""
+    who = (
+        f"{ranks_text(ranks)} is odd, the other {world - 1} agree"
+        if len(ranks) == 1 and world > 2
+        else f"{ranks_text(ranks)} differ"
+    )
+    return (
+        f"{_named(names)} of {one_line(where)} must be the same on all ranks, and {who}{_off(apart)}: "
+        "replicas drifted apart, or a reduction is missing"
+    )
+
+
+def gradients(names: Sequence[str], ranks: Sequence[int], apart: float) -> str:
+    """Say that gradients differ between ranks where an optimizer reads them."""
+    one = len(names) == 1
+    what, reads, was = ("the gradient", "differs", "it was") if one else ("the gradients", "differ", "they were")
+    return f"{what} of {_named(names)} {reads} on {ranks_text(ranks)} when the optimizer runs{_off(apart)}: {was} not reduced"
+
+
+def half_reduced(slot: str, where: str, size: int) -> str:
+    """Say that gradients of ranks add up to no whole."""
+    return (
+        f"{one_line(slot)} of {one_line(where)} differs on {size} ranks, and the sum is not the whole gradient: a part of it was "
+        "reduced, another was not; a reduction is missing in the backward of what runs inside"
+    )
+
+
+def fits_nothing(slot: str, where: str, ranks: Sequence[int]) -> str:
+    """Say that values of ranks make no whole."""
+    return (
+        f"{one_line(slot)} of {one_line(where)} is not the same on {ranks_text(ranks)}, and is neither a piece of the whole "
+        "nor a term of a sum that is: a reduction is missing, or one rank computes something else"
+    )
+
+
+def _off(apart: float) -> str:
+    return f" (rel. L2 {sci(apart)})" if apart == apart else ""
+
+
+def unreduced(given: str, slot: str, where: str, ranks: Sequence[int]) -> str:
+    """Say that a partial sum is read as the whole."""
+    return (
+        f"{one_line(given)} of {where} is a partial sum on {ranks_text(ranks)}, and is read as if it were the whole "
+        f"({one_line(slot)} fits no layout): a reduction is missing before it"
+    )
+
+
+def same_masks(where: str, ranks: Sequence[int]) -> str:
+    """Say that ranks drew the same random numbers that must differ."""
+    return f"{ranks_text(ranks)} drew the same mask in {where}, on different data: their generators were seeded alike"
+
+
+def other_order(slot: str, where: str, order: Sequence[int]) -> str:
+    """Say that shards lie in another order than in the other run."""
+    shown = ", ".join(map(str, order))
+    return (
+        f"{one_line(slot)} of {where} is cut as in the baseline, and its pieces are swapped: rank by rank they are pieces {shown}"
+    )
+
+
+def multiple(ratio: float, size: int, axis: str) -> str:
+    """Say that a result is off by the number of ranks along an axis, ``2.000 = 2 ranks``."""
+    shown = f"{ratio:.3f} = {'' if ratio > 1 else '1/'}{size}"
+    return f"off by exactly {shown}, the number of {axis}: {'added up or multiplied' if ratio > 1 else 'divided'} once too often"
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(one_line(name) for name in names[:NAMED])
+    return shown if len(names) <= NAMED else f"{counted(len(names), 'tensor')} ({shown}…)"

@@ -1,0 +1,68 @@
+"""Runs of different layouts: healthy ones are aligned, and of planted faults the cause is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nursery import Nursery
+from trueup.comparison.result.comparing import compare
+
+from .layouts import LAYOUTS, train
+from .running import joined
+
+PAIRS = [*(("one", layout) for layout in LAYOUTS), ("tp", "one"), ("fsdp", "tp"), ("ddp", "fsdp"), ("hand", "ddp")]
+
+
+@pytest.fixture(scope="session")
+def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("layouts")
+    for code, error in joined(nursery, out, "distributed.layouts.work", {}, out=str(out)):
+        assert code == 0, error[-4000:]
+    with torch.random.fork_rng():
+        train(out / "one")
+        train(out / "one-stats", detail="stats")
+    return out
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_healthy(runs: Path, first: str, second: str) -> None:
+    result = compare(runs / first, runs / second)
+    assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
+    assert "the ranks of each run were put together before they were compared" in result.sentence
+
+
+def test_what_nobody_knows_is_not_aligned(runs: Path) -> None:
+    """Both runs cut the heads, and neither says along which dimension."""
+    result = compare(runs / "tp", runs / "hand")
+    assert (result.verdict, list(result.culprits)) == ("inconclusive", [])
+    assert "4 of 205 calls could not be compared" in result.sentence
+
+
+def test_of_statistics_alone_it_is_said(runs: Path) -> None:
+    result = compare(runs / "one-stats", runs / "tp-stats")
+    assert (result.verdict, list(result.culprits)) == ("aligned", [])
+    assert "117 of 217 calls were compared by statistics alone" in result.sentence
+    assert "capture with --detail tensor to compare their elements" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("forward", "output.0 of layers.0.gated.down is not the same on ranks 0, 1, and is neither a piece of the whole"),
+        ("backward", "grad_input.0 of layers.0.gated differs on 2 ranks, and the sum is not the whole gradient"),
+        ("swapped", "param.weight of layers.0.gated.up is cut as in the baseline, and its pieces are swapped"),
+        ("loss", "off by exactly 2.000 = 2, the number of ranks"),
+        ("twice", "off by exactly 0.500 = 1/2, the number of ranks: divided once too often"),
+        ("tied", "the gradient of words.weight differs on ranks 0, 1 when the optimizer runs"),
+        ("drift", "param.weight of layers.0.gated.down must be the same on all ranks, and ranks 0, 1 differ (rel. L2 1e-2)"),
+        ("silent", "they were not reduced"),
+        ("masks", "ranks 0, 1 drew the same mask in layers.0.gated"),
+    ],
+)
+def test_faults(runs: Path, fault: str, cause: str) -> None:
+    result = compare(runs / "one", runs / fault)
+    assert result.verdict == "deviates"
+    assert cause in result.culprits[0].cause, result.sentence
