@@ -26,6 +26,7 @@ COMMANDS = {
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
+    "invariants": ("monitoring", "runs/npu --check invariants.json"),
     "report": ("monitoring", "runs/npu --trend -o trend"),
     "curves": ("comparing", "base-*.csv -- cand-*.csv --margin 0.5%"),
     "import": ("one_run", "dump_npu/ -o runs/dumped"),

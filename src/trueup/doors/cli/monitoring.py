@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from trueup.doors.cli import options as shared
-from trueup.doors.cli.options import Word, Words
+from trueup.doors.cli.options import File, Word, Words
+from trueup.foundation.model import UsageError
 
 OUTPUT = "Where the series go; an earlier monitor's is gone on with."
 EVERY = "Steps between two that have everything; loss, rates and gradient norms are of each."
@@ -73,4 +74,53 @@ def report(
     if trend:
         print_saved(save(found, output), console)
     shared.save_as_json(lambda: document(found), json, console)
+    return found.exit_code
+
+
+LEARNED = "Check the capture against this file, which an earlier call wrote."
+
+
+def invariants(
+    captures: Annotated[Words, typer.Argument(metavar="CAPTURE...", help="Healthy runs to learn from, or a run to check.")] = None,
+    against: Annotated[File, typer.Option("--check", metavar="FILE", help=LEARNED)] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where it goes.")] = Path("invariants.json"),
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 10,
+    json: shared.Json = None,
+) -> int:
+    """Learn what holds in each step of a healthy run, or check another run for it; no baseline of the same numbers is needed.
+
+    Exit code 0: learned, or all of it holds, 1: something does not, 2: could not tell.
+    """
+    paths = shared.required(captures, "learn from", "invariants runs/healthy", "a capture")
+    from rich.text import Text
+
+    from trueup.analysis.invariants.learning import check, learn, load, save
+    from trueup.doors.report.document import fields, headed
+    from trueup.doors.report.terminal import COLOURS, Terminal, labelled, print_lines, print_more_by_limit
+    from trueup.foundation.words.wording import clean, counted
+
+    console = Terminal()
+    if against is None:
+        known = learn(paths)
+        save(known, output)
+        order = ", the order of the calls" if known.calls is not None else ""
+        print_lines(console, [
+            f"LEARNED  {counted(known.count, 'relation')}: {counted(len(known.changes), 'tensor')} that each step changes, "
+            f"{len(known.equal):,} equal on all ranks, {len(known.arguments):,} constant arguments{order}", f"         {output}",
+        ], 9)  # fmt: skip
+        held = {"schema": "trueup-invariants-learned", "schema_version": 1, "exit_code": 0, "file": str(output)}
+        held["count"] = known.count
+        shared.save_as_json(lambda: held, json, console)
+        return 0
+    if len(paths) != 1:
+        raise UsageError(f"--check takes one capture.\n  got:      {len(paths)}\n  next:     check them one by one")
+    found = check(load(against), paths[0])
+    print_lines(console, clean(found.sentence).splitlines(), len(found.sentence.partition("  ")[0]) + 2, COLOURS[found.verdict])
+    for one in found.violations[1:limit]:
+        print_lines(console, [clean(one.said)], 2)
+    print_more_by_limit(console, len(found.violations), limit)
+    for note in found.notes:
+        console.print(labelled([("note", Text(clean(note), overflow="fold"))]))
+    told = headed("trueup-invariants-check", found, "judged") | fields(found, "violations notes")
+    shared.save_as_json(lambda: told, json, console)
     return found.exit_code

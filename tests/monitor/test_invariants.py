@@ -1,0 +1,117 @@
+"""Invariants of a healthy run: they hold in another healthy one, and each planted fault of a public list breaks one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trueup
+from trueup.analysis.invariants.learning import Checked, check, learn, load, save
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+
+STEPS = 5
+
+
+def record(path: Path, seed: int = 0, fault: str = "") -> Path:
+    """Train for five steps; faults after those of TrainCheck's artefact (OSDI 2025)."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+    if fault == "the optimizer holds copies of the weights":
+        optimizer = torch.optim.SGD([torch.nn.Parameter(p.detach().clone()) for p in model.parameters()], 0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    if fault == "a layer is frozen by mistake":
+        model[0].requires_grad_(False)
+    batches = torch.randn(STEPS, 3, 4)
+    with trueup.capture(path, model=model, level=("module", "api")) as running:
+        for step in range(STEPS):
+            if fault == "evaluation mode is left on" and step >= 2:
+                model.eval()
+            given = batches[0 if fault == "each step gets the same batch" else step]
+            loss = torch.nn.functional.mse_loss(model(given), torch.ones(3, 2))
+            loss.backward()
+            if fault == "the learning rate is 0":
+                optimizer.param_groups[0]["lr"] = 0.0
+            if not (fault == "the optimizer's step is left out" and step >= 2):
+                optimizer.step()
+            optimizer.zero_grad()
+            running.step()
+    return path
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return learn([record(tmp_path_factory.mktemp("healthy") / "c")])
+
+
+def test_another_healthy_run_holds(healthy: Any, tmp_path: Path) -> None:
+    found = check(healthy, record(tmp_path / "c", seed=7))
+    assert (found.verdict, found.violations) == ("aligned", ())
+    assert found.sentence == f"HOLDS  {found.judged} relations of the healthy run hold in each step"
+
+
+SEEN: dict[str, Callable[[Checked], bool]] = {
+    "the optimizer holds copies of the weights": lambda found: "in the healthy run torch.Tensor.mul_ (api optimizer)" in
+    found.sentence, "a layer is frozen by mistake": lambda found: any(one.scope == "0" for one in found.violations),
+    "evaluation mode is left on": lambda found: found.violations[0].step == 2,
+    "each step gets the same batch": lambda found: "each step changes it" in found.sentence,
+    "the learning rate is 0": lambda found: any("weight" in one.slot for one in found.violations),
+    "the optimizer's step is left out": lambda found: found.violations[0].step <= 3,
+}
+
+
+@pytest.mark.parametrize("fault", SEEN)
+def test_a_fault_breaks_one(healthy: Any, tmp_path: Path, fault: str) -> None:
+    found = check(healthy, record(tmp_path / "c", seed=7, fault=fault))
+    assert found.exit_code == 1
+    assert SEEN[fault](found), found.sentence
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = str(record(Path("good")))
+    assert main(["invariants", good, "--json", "learned.json"]) == 0
+    assert "LEARNED  " in capsys.readouterr().out
+    assert json.loads(Path("learned.json").read_text())["count"] == load(Path("invariants.json")).count
+    assert main(["invariants", good, "--check", "invariants.json"]) == 0
+    assert capsys.readouterr().out.startswith("HOLDS  ")
+    bad = str(record(Path("bad"), fault="the learning rate is 0"))
+    assert main(["invariants", bad, "--check", "invariants.json", "--json", "found.json"]) == 1
+    assert capsys.readouterr().out.startswith("BROKEN  step ")
+    assert json.loads(Path("found.json").read_text())["schema"] == "trueup-invariants-check"
+    assert main(["invariants", good, bad, "--check", "invariants.json"]) == 64
+    Path("other.json").write_text("[]")
+    with pytest.raises(TrueupError, match="cannot be read"):
+        load(Path("other.json"))
+
+
+def test_ranks_that_are_equal(tmp_path: Path) -> None:
+    from trueup.foundation.store import Writer, claim
+
+    def write(path: Path, parted: bool) -> Path:
+        for rank in range(2):
+            claim(path, rank, "run")
+        for rank in range(2):
+            writer = Writer(path, rank, {"run": "run", "levels": ["api"], "detail": "digest"}, {"world_size": 2})
+            for step in range(5):
+                digest = f"{step + (rank if parted and step == 4 else 0):016x}"
+                writer.write_records(step, {
+                    "seq": [1], "phase": ["forward"], "level": ["api"], "scope": ["head"], "op": ["linear"], "ordinal": [0],
+                    "slot": ["input.weight"], "digest": [digest],
+                })  # fmt: skip
+            writer.close("complete")
+        return path
+
+    known = learn([write(tmp_path / "a", parted=False)])
+    assert len(known.equal) == 1
+    save(known, tmp_path / "known.json")
+    found = check(load(tmp_path / "known.json"), write(tmp_path / "b", parted=True))
+    assert found.sentence.splitlines()[0] == (
+        "BROKEN  step 4, rank 1: input.weight of head/linear (forward) is not the same on ranks 0 and 1; in the healthy run it is"
+    )
