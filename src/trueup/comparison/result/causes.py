@@ -86,40 +86,55 @@ class Seen:
     lacking: str = ""  # which tensor one run alone gives a call of both
 
 
-def with_causes(
-    culprits: Sequence[Finding], baseline: Mapping[str, Any], candidate: Mapping[str, Any], seen: Seen = Seen()
-) -> tuple[list[Finding], list[Setting]]:
-    """Say of culprits, in their order, which settings explain them or what shows of their cause; those with one cause become one.
-    ``baseline`` and ``candidate`` are manifests of a rank, ``seen`` is what both runs as a whole show. Return the culprits that
-    are left, and the settings that change numbers and that no culprit shows."""
-    found = differing(baseline, candidate, seen.last)
-    told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
-    own_names = [one for one in found if (one.group, one.severity) == ("module", "may")]  # attributes as their user named them
-    settings = [one for one in found if one.severity == "changes" and one.name not in CASTING] + told  # dtypes: `Seen` has them
-    settings += own_names
-    kept: list[Finding] = []
-    by_cause: dict[str, int] = {}
-    shown: list[Setting] = []
-    named = {one.op: said for one in culprits if (said := named_argument(one))}
-    varying, classes = _varying(culprits), modules_of(candidate)
-    drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
-    loading = next((one for one in culprits if draws(one) and any(map(_shuffles, reaching_of(settings, one)))), None)
-    disturbed = drawn is not None and any(draws(one) and not one.scope for one in culprits)  # what draws outside of models
-    batches = [_batches(manifest) for manifest in (baseline, candidate)]
-    for finding in culprits:
-        own = seen.shown.get(place(finding)) or (drawn if draws(finding) else None)
-        own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Whole:
+    """What holds for all culprits of a comparison together."""
+
+    seen: Seen
+    settings: list[Setting]
+    told: list[Setting]  # to the scripts
+    own_names: list[Setting]  # attributes as their user named them
+    named: Mapping[str, str]  # arguments that differ, by operator
+    varying: set[tuple[Any, ...]]
+    classes: Mapping[str, Mapping[str, Any]]
+    drawn: Reason | None  # why other numbers were drawn
+    loading: Finding | None  # the first draw of an order of samples
+    disturbed: bool  # whether something draws outside of models
+    batches: list[Any]
+
+    @classmethod
+    def of(
+        cls, culprits: Sequence[Finding], baseline: Mapping[str, Any], candidate: Mapping[str, Any], seen: Seen
+    ) -> _Whole:  # fmt: skip
+        """Gather it."""
+        found = differing(baseline, candidate, seen.last)
+        told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
+        own_names = [one for one in found if (one.group, one.severity) == ("module", "may")]
+        settings = [one for one in found if one.severity == "changes" and one.name not in CASTING]  # dtypes: `Seen` has them
+        settings += told + own_names
+        drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
+        return cls(
+            seen, settings, told, own_names, {one.op: said for one in culprits if (said := named_argument(one))},
+            _varying(culprits), modules_of(candidate), drawn,
+            next((one for one in culprits if draws(one) and any(map(_shuffles, reaching_of(settings, one)))), None),
+            drawn is not None and any(draws(one) and not one.scope for one in culprits),
+            [_batches(manifest) for manifest in (baseline, candidate)],
+        )  # fmt: skip
+
+    def reaching(self, finding: Finding, own: Reason | None, shown: Sequence[Setting]) -> list[Setting]:
+        """Return the settings that explain a culprit; ``own``: what shows of its cause, ``shown``: those of culprits before it."""
+        seen, settings = self.seen, self.settings
         reaching = reaching_of(settings, finding)
-        if _is_before(finding, loading):  # no order of samples matters yet
+        if _is_before(finding, self.loading):  # no order of samples matters yet
             reaching = [one for one in reaching if not is_of_order(one)]
-        if not reaching and _counts(finding, batches):
+        if not reaching and _counts(finding, self.batches):
             reaching = [one for one in settings if one.group == "data" and not is_of_order(one)]
         if own is not None and finding.op != STEP:  # gradients, before the optimizer has them
             reaching = [one for one in reaching if one.group != "optimizer"]
         if own is not None and own.why is Why.CLIPPED_ALONE:  # by a function that is known, or by hand
             reaching = [one for one in settings if (one.group, one.name) == ("optimizer", "clipping")] or reaching
         if not reaching and seen.factors and finding.kind == "region" and not finding.scope:
-            scaling = [one for one in told if not seen.factors.isdisjoint(_shares(one))]
+            scaling = [one for one in self.told if not seen.factors.isdisjoint(_shares(one))]
             reaching = scaling if len(scaling) == 1 else []
         if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
             reaching += [one for one in settings if one.group == "data" and not is_of_order(one)]
@@ -127,26 +142,48 @@ def with_causes(
         reaching = built or reaching
         if not (reaching or own) and _begins(finding, seen):
             reaching = _tying(settings, seen)
-        if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
-            drew = [one for one in told if is_seed(one) and one in shown]  # an order of samples
+        if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in self.varying):
+            drew = [one for one in self.told if is_seed(one) and one in shown]  # an order of samples
             reaching = [one for one in settings if one.group == "seed"] or drew  # what draws may be given its seed as a tensor
         other = reaching or own or named_argument(finding) or _dtype(finding, seen) or _begins(finding, seen)
         if not other and seen.passes:
             reaching = [one for one in settings if one.group == "data" and not is_of_order(one)]  # and makes more batches, or fewer
+        return reaching
+
+    def passed_to(self, region: Finding) -> str:
+        """Return what says that another call is passed to a region: it is made by a call of one run, in the first step alone."""
+        alone = self.seen.shown.get(place(region)) is not None  # a module around it may lack a tensor, as another of its class does
+        around = self.named.get(str(self.classes.get(region.scope, {}).get("class")), "") if alone else ""
+        lacking = self.seen.lacking if f" of {one_line(region.op)}: " in self.seen.lacking else ""
+        return self.named.get(region.op) or around or lacking
+
+
+def with_causes(
+    culprits: Sequence[Finding], baseline: Mapping[str, Any], candidate: Mapping[str, Any], seen: Seen = Seen()
+) -> tuple[list[Finding], list[Setting]]:
+    """Say of culprits, in their order, which settings explain them or what shows of their cause; those with one cause become one.
+    ``baseline`` and ``candidate`` are manifests of a rank, ``seen`` is what both runs as a whole show. Return the culprits that
+    are left, and the settings that change numbers and that no culprit shows."""
+    whole = _Whole.of(culprits, baseline, candidate, seen)
+    settings, drawn = whole.settings, whole.drawn
+    kept: list[Finding] = []
+    by_cause: dict[str, int] = {}
+    shown: list[Setting] = []
+    for finding in culprits:
+        own = seen.shown.get(place(finding)) or (drawn if draws(finding) else None)
+        own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
+        reaching = whole.reaching(finding, own, shown)
         shown += [one for one in reaching if one not in shown]
         known = reaching or own or named_argument(finding) or finding.kind == "region"  # which may be what draws
-        begun = seen.begun(finding) if disturbed and not known else ""
+        begun = seen.begun(finding) if whole.disturbed and not known else ""
         follows = "" if begun in by_cause else begun
         cause = f"{in_words(drawn)}; {follows}" if follows else _cause(reaching, finding, own, seen)
         making = [] if reaching else _of_loss(settings, finding, cause, seen)
         if len(making) == 1:  # how a loss is made, its own setting tells
             reaching, cause = making, settings_text(making)
             shown += making
-        if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
-            alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
-            around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
-            lacking = seen.lacking if f" of {one_line(finding.op)}: " in seen.lacking else ""
-            cause = named.get(finding.op) or around or lacking
+        if not cause and finding.kind == "region":
+            cause = whole.passed_to(finding)
         seeds = bool(reaching) and is_seed(reaching[0])  # then what begins otherwise follows from them
         key = settings_text(reaching) if seeds else in_words(drawn) if follows else cause
         same = by_cause.get(key, _follows(kept, finding, own, cause))
@@ -160,7 +197,7 @@ def with_causes(
             longer = cause if key != cause and len(cause) > len(kept[same].cause) else kept[same].cause
             kept[same] = dataclasses.replace(_alike(kept[same], finding), cause=longer)
     asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
-    left = [one for one in settings if one not in [*shown, *own_names] and (asked or one.severity == "changes")]
+    left = [one for one in settings if one not in [*shown, *whole.own_names] and (asked or one.severity == "changes")]
     if len(left) != 1:  # else that stands in the first line
         shows = [one.cause or in_words(seen.shown.get(place(one))) or given_number(one) for one in kept]
         kept = _of_one_line([dataclasses.replace(one, cause=cause) for one, cause in zip(kept, shows, strict=True)])

@@ -75,19 +75,10 @@ def port(
     words = required(source, "port", "port train.py -o ported", "a script or a folder; with --run a command")
     if live:
         return _run_live(words, to, simulated=simulated, limit=limit, patch=patch, json=json)
-    if len(words) > 1:
-        raise UsageError(
-            f"One script or folder is ported at a time.\n  expected: {words[0]}\n  got:      {' '.join(words)}\n"
-            f"  next:     trueup port {words[0]} -o ported; or with --run, to run a command"
-        )
-    place = Path(words[0])
+    place = _one_place(words)
     if undo:
         return _take_back(place)
-    if output is None and not check:
-        raise UsageError(
-            "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
-            f"  next:     trueup port {place} -o ported"
-        )
+    _refuse(place, output, prove, check=check)
     with loading():
         from trueup.doors.report.port import render, render_page, save_tables
         from trueup.doors.report.saving import write_text
@@ -95,11 +86,6 @@ def port(
         from trueup.migration.port import port as run
         from trueup.migration.port.proving import words_of
 
-    if prove is not None and check:
-        raise UsageError(
-            "A port that is not written cannot be proved.\n  expected: --prove, or --check\n  got:      both\n"
-            f"  next:     trueup port {place} -o ported --prove {prove!r}"
-        )
     if prove is not None:
         words_of(prove)  # refused before anything is written
     console, target = Terminal(), None if check else output
@@ -120,6 +106,30 @@ def port(
         print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document, json, console)
     return code
+
+
+def _one_place(words: list[str]) -> Path:
+    """Return the script or folder; raises UsageError where there are several."""
+    if len(words) > 1:
+        raise UsageError(
+            f"One script or folder is ported at a time.\n  expected: {words[0]}\n  got:      {' '.join(words)}\n"
+            f"  next:     trueup port {words[0]} -o ported; or with --run, to run a command"
+        )
+    return Path(words[0])
+
+
+def _refuse(place: Path, output: Path | None, prove: str | None, *, check: bool) -> None:
+    """Raise UsageError where nothing says where to write, or what is not written is to be proved."""
+    if output is None and not check:
+        raise UsageError(
+            "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
+            f"  next:     trueup port {place} -o ported"
+        )
+    if prove is not None and check:
+        raise UsageError(
+            "A port that is not written cannot be proved.\n  expected: --prove, or --check\n  got:      both\n"
+            f"  next:     trueup port {place} -o ported --prove {prove!r}"
+        )
 
 
 def _run_live(

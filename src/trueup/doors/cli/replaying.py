@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trueup.analysis.rerun.replay import Settings
     from trueup.analysis.rerun.screening import Screening
     from trueup.recording.execution.judging import Replay
 
@@ -55,30 +58,22 @@ def replay(
 
     from trueup.analysis.rerun.processes import to_json
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
-    from trueup.analysis.rerun.replay import Settings, run
-    from trueup.analysis.rerun.screening import names_of, screen
+    from trueup.analysis.rerun.replay import Settings
+    from trueup.analysis.rerun.screening import screen
     from trueup.doors.report.executed import render
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
     from trueup.foundation.progress import leaving
-    from trueup.foundation.store import open_capture
-    from trueup.foundation.words.wording import say
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
     phases = options.some(options.words(phase), PHASES, "--phase")
     recorded = which == "recorded" if which else device.partition(":")[0] == "cpu"
-    found: dict[str, Replay] = {}
-    for base in bases:
-        if open_capture(base).root.get("detail") != DETAILS[-1]:
-            say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
+    settings = Settings(
+        "", device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
+        simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
+    )  # fmt: skip
     with shown(), leaving(f"what was executed is in {output}: the same command goes on there" if output else NOTHING):
-        for name, base in zip(names_of(bases), bases, strict=True):
-            settings = Settings(
-                str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
-                simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
-            )  # fmt: skip
-            into = output if output is None or len(bases) == 1 else output / name.replace("/", "_")
-            found[name] = run(settings, into, processes=processes, timeout=timeout)
+        found = _executed(bases, settings, output, processes, timeout)
     console = Terminal()
     if len(bases) > 1:
         return _screened(screen(found), output, console, json)
@@ -88,6 +83,25 @@ def replay(
         console.print(f"  saved: {output}/replay.json, outcomes.parquet", style="dim", markup=False)
     options.save_as_json(lambda: {"schema": "trueup-replay"} | to_json(alone), json, console)
     return alone.exit_code
+
+
+def _executed(
+    bases: Sequence[Path], settings: Settings, output: File, processes: int, timeout: float
+) -> dict[str, Replay]:  # fmt: skip
+    """Replay captures one after the other, several each into a folder of its own; return what was found by their names."""
+    from trueup.analysis.rerun.replay import run
+    from trueup.analysis.rerun.screening import names_of
+    from trueup.foundation.store import open_capture
+    from trueup.foundation.words.wording import say
+
+    found: dict[str, Replay] = {}
+    for base in bases:
+        if open_capture(base).root.get("detail") != DETAILS[-1]:
+            say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
+    for name, base in zip(names_of(bases), bases, strict=True):
+        into = output if output is None or len(bases) == 1 else output / name.replace("/", "_")
+        found[name] = run(replace(settings, base=str(base)), into, processes=processes, timeout=timeout)
+    return found
 
 
 def _screened(result: Screening, output: File, console: Console, json: File) -> int:

@@ -130,6 +130,73 @@ def _decode(loaded, KIND: tl.constexpr, VALUE: tl.constexpr):
         return loaded.to(VALUE)
 
 
+@triton.jit
+def _elements(group, row, lane, ACCUMULATOR: tl.constexpr, HINTS: tl.constexpr):
+    """Return the places of a group's elements in the order of their lanes, and the sign of each."""
+    rotation = ((_splitmix64(group ^ _GOLDEN) >> 61) & 7) * 8
+    word = _splitmix64(group * _ROWS + row)
+    column = (lane - rotation.to(tl.int32)) & (_LANES - 1)
+    if HINTS:  # rotations are by eights: loads stay as wide as without
+        column = tl.max_contiguous(tl.multiple_of(column, [1, 8]), [1, 8])
+    sign = (1 - 2 * ((word >> column.to(tl.int64)) & 1)).to(ACCUMULATOR)
+    return group * (_ROWS * _LANES) + row * _LANES + column, sign
+
+
+@triton.jit
+def _apart(
+    exact, big, big_low, big_squares, big_squares_low, little, little_low,
+    BIG: tl.constexpr, LITTLE: tl.constexpr, SCALE: tl.constexpr, PAIR: tl.constexpr,
+):  # fmt: skip
+    """Add up apart what is so large or so small that its square leaves the range; return these sums, what is left of the elements,
+    and what of that is squared."""
+    is_big = tl.abs(exact) > BIG
+    is_little = tl.abs(exact) < LITTLE
+    large = tl.where(is_big, exact * (1.0 / SCALE), 0.0)
+    big, big_low = _add(big, big_low, large, PAIR)
+    big_squares, big_squares_low = _add_square(big_squares, big_squares_low, large, PAIR)
+    little, little_low = _add_square(little, little_low, tl.where(is_little, exact * SCALE, 0.0), PAIR)
+    exact = tl.where(is_big, 0.0, exact)
+    return big, big_low, big_squares, big_squares_low, little, little_low, exact, tl.where(is_little, 0.0, exact)
+
+
+@triton.jit
+def _put_sketch(out, sketch, sketch_low, PAIR: tl.constexpr):
+    lanes = out + _FIRST_LANE + tl.arange(0, _LANES)
+    if PAIR:
+        sketch_sum, sketch_rest = tl.reduce((sketch, sketch_low), 0, _join)
+        tl.store(lanes, sketch_sum)
+        tl.store(lanes + _WIDTH, sketch_rest)
+    else:
+        tl.store(lanes, tl.sum(sketch, 0))
+
+
+@triton.jit
+def _put_extremes(
+    out, big, big_low, big_squares, big_squares_low, little, little_low, SCALED: tl.constexpr, PAIR: tl.constexpr
+):  # fmt: skip
+    """Store what was summed apart because its square leaves the range."""
+    if SCALED:
+        _put(out, _EXTRAS, big, big_low, PAIR)
+        _put(out, _EXTRAS + 1, big_squares, big_squares_low, PAIR)
+        _put(out, _EXTRAS + 2, little, little_low, PAIR)
+    else:
+        _put_one(out, _EXTRAS, 0.0, PAIR)
+        _put_one(out, _EXTRAS + 1, 0.0, PAIR)
+        _put_one(out, _EXTRAS + 2, 0.0, PAIR)
+
+
+@triton.jit
+def _put_counts(
+    out, posinf, neginf, zero, saturated, small, kept, ACCUMULATOR: tl.constexpr, PAIR: tl.constexpr
+):  # fmt: skip
+    _put_count(out, 4, posinf, ACCUMULATOR, PAIR)
+    _put_count(out, 5, neginf, ACCUMULATOR, PAIR)
+    _put_count(out, 6, zero, ACCUMULATOR, PAIR)
+    _put_count(out, 7, saturated, ACCUMULATOR, PAIR)
+    _put_count(out, 8, small, ACCUMULATOR, PAIR)
+    _put_count(out, 9, kept, ACCUMULATOR, PAIR)
+
+
 @triton.jit(do_not_specialize=["size", "programs", "turns"])
 def measure(
     x, out, size, programs, turns,
@@ -150,13 +217,7 @@ def measure(
     posinf, neginf, zero, small, saturated, kept = none, none, none, none, none, none
     for turn in range(turns):
         group = program.to(tl.int64) + turn * programs.to(tl.int64)
-        rotation = ((_splitmix64(group ^ _GOLDEN) >> 61) & 7) * 8
-        word = _splitmix64(group * _ROWS + row)
-        column = (lane - rotation.to(tl.int32)) & (_LANES - 1)
-        if HINTS:  # rotations are by eights: loads stay as wide as without
-            column = tl.max_contiguous(tl.multiple_of(column, [1, 8]), [1, 8])
-        sign = (1 - 2 * ((word >> column.to(tl.int64)) & 1)).to(ACCUMULATOR)
-        offset = group * (_ROWS * _LANES) + row * _LANES + column
+        offset, sign = _elements(group, row, lane, ACCUMULATOR, HINTS)
         present = offset < size
         if (group + 1) * (_ROWS * _LANES) <= size:  # without a mask loads are as wide as the machine has them
             loaded = tl.load(x + offset)
@@ -182,47 +243,21 @@ def measure(
             rest = (loaded.to(tl.int64) - exact.to(tl.int64)).to(ACCUMULATOR)
             sketch, sketch_low = _add(sketch, sketch_low, rest * sign, PAIR)
             total, total_low = _add(total, total_low, rest, PAIR)
+        squared = exact
         if SCALED:
-            is_big = tl.abs(exact) > BIG
-            is_little = tl.abs(exact) < LITTLE
-            large = tl.where(is_big, exact * (1.0 / SCALE), 0.0)
-            big, big_low = _add(big, big_low, large, PAIR)
-            big_squares, big_squares_low = _add_square(big_squares, big_squares_low, large, PAIR)
-            little, little_low = _add_square(little, little_low, tl.where(is_little, exact * SCALE, 0.0), PAIR)
-            exact = tl.where(is_big, 0.0, exact)
-            squares, squares_low = _add_square(squares, squares_low, tl.where(is_little, 0.0, exact), PAIR)
-        else:
-            squares, squares_low = _add_square(squares, squares_low, exact, PAIR)
+            big, big_low, big_squares, big_squares_low, little, little_low, exact, squared = _apart(
+                exact, big, big_low, big_squares, big_squares_low, little, little_low, BIG, LITTLE, SCALE, PAIR
+            )
+        squares, squares_low = _add_square(squares, squares_low, squared, PAIR)
         total, total_low = _add(total, total_low, exact, PAIR)
-    if PAIR:
-        out += program.to(tl.int64) * (2 * _WIDTH)
-    else:
-        out += program.to(tl.int64) * _WIDTH
+    out += program.to(tl.int64) * (2 * _WIDTH if PAIR else _WIDTH)
     _put_one(out, 0, tl.min(tl.min(least, 0), 0).to(ACCUMULATOR), PAIR)
     _put_one(out, 1, tl.max(tl.max(most, 0), 0).to(ACCUMULATOR), PAIR)
     _put(out, 2, total, total_low, PAIR)
     _put(out, 3, squares, squares_low, PAIR)
-    _put_count(out, 4, posinf, ACCUMULATOR, PAIR)
-    _put_count(out, 5, neginf, ACCUMULATOR, PAIR)
-    _put_count(out, 6, zero, ACCUMULATOR, PAIR)
-    _put_count(out, 7, saturated, ACCUMULATOR, PAIR)
-    _put_count(out, 8, small, ACCUMULATOR, PAIR)
-    _put_count(out, 9, kept, ACCUMULATOR, PAIR)
-    lanes = out + _FIRST_LANE + tl.arange(0, _LANES)
-    if PAIR:
-        sketch_sum, sketch_rest = tl.reduce((sketch, sketch_low), 0, _join)
-        tl.store(lanes, sketch_sum)
-        tl.store(lanes + _WIDTH, sketch_rest)
-    else:
-        tl.store(lanes, tl.sum(sketch, 0))
-    if SCALED:
-        _put(out, _EXTRAS, big, big_low, PAIR)
-        _put(out, _EXTRAS + 1, big_squares, big_squares_low, PAIR)
-        _put(out, _EXTRAS + 2, little, little_low, PAIR)
-    else:
-        _put_one(out, _EXTRAS, 0.0, PAIR)
-        _put_one(out, _EXTRAS + 1, 0.0, PAIR)
-        _put_one(out, _EXTRAS + 2, 0.0, PAIR)
+    _put_counts(out, posinf, neginf, zero, saturated, small, kept, ACCUMULATOR, PAIR)
+    _put_sketch(out, sketch, sketch_low, PAIR)
+    _put_extremes(out, big, big_low, big_squares, big_squares_low, little, little_low, SCALED, PAIR)
 
 
 @triton.jit(do_not_specialize=["rows"])
