@@ -409,7 +409,7 @@ def test_keras(tmp_path: Path) -> None:
     assert {name: list(part) for name, part in found.parts.items()} == {"": ["layers.dense.vars.0"], "optimizer": ["vars.0"]}
 
 
-def test_two_checkpoints_compared(tmp_path: Path) -> None:
+def test_two_checkpoints_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(STATE, tmp_path / "a.pt")
     torch.save(renamed(lambda name: f"module.{name}"), tmp_path / "b.pt")
     found = compare(tmp_path / "a.pt", tmp_path / "b.pt")
@@ -420,6 +420,9 @@ def test_two_checkpoints_compared(tmp_path: Path) -> None:
     found = compare(tmp_path / "a.pt", tmp_path / "c.pt")
     assert (found.exit_code, [one.name for one in found.differences], found.only) == (1, ["head.bias"], (("body.3.bias",), ("extra",)))
     assert found.document()["differences"][0]["largest"] == pytest.approx(1.0, rel=0.01)
+    first, second = (str(tmp_path / name) for name in ("a.pt", "c.pt"))
+    assert main(["checkpoint", "compare", first, second]) == 1
+    assert f"trueup checkpoint repair {second} --like {first} -o fixed.safetensors" in capsys.readouterr().out
 
 
 def test_names() -> None:

@@ -73,19 +73,11 @@ def capture(
     if overwrite:
         shared.cleared(output)
     options: dict[str, Any] = {
-        "directory": str(output),
-        "level": shared.levels(level) or LEVELS,
-        "detail": detail,
-        "steps": steps,
-        "stop": stop,
-        "ranks": ranks,
-        "include": tuple(include or ()) or None,
-        "exclude": tuple(exclude or ()) or None,
-        "phase": shared.words(phase) or None,
-        "on_error": on_error,
-        "compile": compile,
+        "directory": str(output), "level": shared.levels(level) or LEVELS, "detail": detail, "steps": steps, "stop": stop,
+        "ranks": ranks, "include": tuple(include or ()) or None, "exclude": tuple(exclude or ()) or None,
+        "phase": shared.words(phase) or None, "on_error": on_error, "compile": compile,
         "policy": None if policy is None else str(policy),
-    } | ({} if run_id is None else {"run_id": run_id})
+    } | ({} if run_id is None else {"run_id": run_id})  # fmt: skip
     options |= _forced(inputs_from, force)
 
     from trueup.doors.report.progress import shown

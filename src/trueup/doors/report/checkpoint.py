@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trueup.doors.report.terminal import labelled, listing, print_lines, print_more_by_limit
+from trueup.doors.report.terminal import labelled, listing, print_lines, print_more_by_limit, print_next
 from trueup.foundation.words.wording import counted, sci
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ def render_compared(found: Comparison, limit: int, console: Console) -> None:
     listing(console, ("tensor", "first", "second", "rel. L2", "largest", ""), rows, limit)
     for names, side in zip(found.only, (found.first, found.second), strict=True):
         _names(f"only in {side}", names, limit, console)
+    if all(found.only):
+        command = f"trueup checkpoint repair {shlex.quote(found.second)} --like {shlex.quote(found.first)} -o fixed.safetensors"
+        print_next(console, "names that only differ are put right by", [command])
 
 
 def render_repaired(found: Repair, limit: int, console: Console) -> None:
