@@ -80,7 +80,7 @@ def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: py
     heard: list[Progress] = []
     with following.following() as variables:  # nobody listens, nobody looks
         assert variables == {}
-    with listening(heard.append), following.following() as variables:
+    with listening(heard.append), following.following("healing, run-2") as variables:
         folder = Path(variables[TALLIES])
         (folder / "1").write_bytes(b"cut off")  # while it is written
         for process, run in enumerate(runs, 4711):
@@ -93,7 +93,7 @@ def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: py
         files = [path for path in tmp_path.glob("run-*/rank-*/step-*/records-*") if path.is_file()]
         assert read_written(folder)[:2] == (3, 8)
         assert 0 < read_written(folder)[2] <= sum(path.stat().st_size for path in files)
-    assert (heard[-1].doing, heard[-1].kind, heard[-1].done) == ("capturing", "rows", 8)
+    assert (heard[-1].doing, heard[-1].kind, heard[-1].done) == ("healing, run-2", "rows", 8)
     assert heard[-1].detail.startswith("3 steps, 0.0 MB written")
     assert not folder.exists()
 

@@ -125,8 +125,9 @@ class _Tries:
         self.policy.write_text("".join(rules), encoding="utf-8")
         self.runs.append(self.folder / f"run-{len(self.runs) + 1}")
         step = self.first.place.step
-        options = {"level": tuple(sorted(self.opened.levels)), "steps": f"{step}:{step + 2}", "stop": True}
-        self.code = launch.run({"directory": str(self.runs[-1]), **options, "policy": str(self.policy)}, self.command)
+        options: dict[str, Any] = {"level": tuple(sorted(self.opened.levels)), "steps": f"{step}:{step + 2}", "stop": True}
+        options |= {"directory": str(self.runs[-1]), "policy": str(self.policy), "doing": f"healing, {self.runs[-1].name}"}
+        self.code = launch.run(options, self.command)
         launch.uninterrupted(self.code)
         result = None if self.code or not self.runs[-1].exists() else overflow(self.runs[-1])
         self.results[frozenset(rules)] = self.runs[-1], result
@@ -204,6 +205,7 @@ def _proved(opened: Capture, other: Capture | None, command: Sequence[str], poli
     """Run a training under a policy, and judge it."""
     steps = f"{min(opened.steps)}:{max(opened.steps) + 1}"
     order = {"directory": str(run), "level": tuple(sorted(opened.levels)), "steps": steps, "policy": str(policy)}
+    order["doing"] = f"healing, {run.name}"
     code = launch.uninterrupted(launch.run(order, command))
     if code or not run.exists():
         return Healed("could not tell", f"the command ended with exit code {code} under the policy", policy, (run,))

@@ -150,6 +150,7 @@ def undo(
         (folder / POLICY).write_text(text, encoding="utf-8")
         runs.append(folder / f"run-{len(runs) + 1}")
         order = _as_recorded(second) | {"directory": str(runs[-1]), "policy": str(folder / POLICY)}
+        order["doing"] = f"healing, {runs[-1].name} of at most {rounds}"
         code = launch.uninterrupted(launch.run(order, command))
         if code or not runs[-1].exists():
             said = f"the command ended with exit code {code} under the policy"

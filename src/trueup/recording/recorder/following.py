@@ -20,14 +20,15 @@ EVERY = 5.0
 
 
 @contextmanager
-def following() -> Iterator[dict[str, str]]:
-    """Say how far the capture is that the block's command writes, where somebody listens. Gives the variables that it needs."""
+def following(doing: str = "capturing") -> Iterator[dict[str, str]]:
+    """Say how far the capture is that the block's command writes, where somebody listens, and what that is for. Gives the variables
+    that the command needs."""
     if not is_heard():
         yield {}
         return
     ended = Event()
     with tempfile.TemporaryDirectory(prefix="trueup-progress-", ignore_cleanup_errors=True) as folder:
-        thread = Thread(target=_follow, args=(Path(folder), ended), daemon=True)
+        thread = Thread(target=_follow, args=(Path(folder), ended, doing), daemon=True)
         thread.start()
         try:
             yield {TALLIES: folder}
@@ -36,11 +37,11 @@ def following() -> Iterator[dict[str, str]]:
             thread.join()
 
 
-def _follow(folder: Path, ended: Event) -> None:
+def _follow(folder: Path, ended: Event, doing: str) -> None:
     began = time.monotonic()
     while not ended.wait(min(EVERY, 1.0) if is_set("TRUEUP_VERBOSE") else EVERY):
         steps, rows, size = read_written(folder)
         if rows:
             rate = size / 1e6 / max(time.monotonic() - began, 1e-9)
             speed = f"{rate:,.1f} MB/s" if rate >= 0.1 else f"{rate * 1e3:,.0f} kB/s"
-            advance("capturing", "rows", rows, detail=f"{counted(steps, 'step')}, {size / 1e6:,.1f} MB written, {speed}")
+            advance(doing, "rows", rows, detail=f"{counted(steps, 'step')}, {size / 1e6:,.1f} MB written, {speed}")

@@ -51,7 +51,7 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
 
     Args:
         options: ``directory``, ``policy`` (path of a policy to run with, or None), ``run_id`` (the same on all nodes of a run that
-            write into one directory, or None), and the keywords of `CaptureOptions.of`.
+            write into one directory, or None), ``doing`` (what the progress says), and the keywords of `CaptureOptions.of`.
         command: the program and its arguments.
 
     Returns:
@@ -64,10 +64,11 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     chosen = dict(options)
     directory = Path(chosen.pop("directory")).absolute()
     policy = _policy(chosen.pop("policy", None), chosen)
-    run_id = chosen.pop("run_id", None)
+    run_id, doing = chosen.pop("run_id", None), chosen.pop("doing", "capturing")
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
     order: dict[str, Any] = {} if policy is None else {"policy": list(policy)}
-    return tell(directory, parsed, execute(directory, parsed, command, run_id=run_id, **order), several=run_id is not None)
+    code = execute(directory, parsed, command, run_id=run_id, doing=doing, **order)
+    return tell(directory, parsed, code, several=run_id is not None)
 
 
 def run_watched(
@@ -140,7 +141,7 @@ def _free() -> Path:
 def execute(
     directory: Path, options: CaptureOptions, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None,
     output: Path | None = None, timeout: float | None = None, folder: Path | None = None, goes_on: bool = False,
-    run_id: str | None = None, **order: Any,
+    run_id: str | None = None, doing: str = "capturing", **order: Any,
 ) -> int:  # fmt: skip
     """Run a command whose processes arm themselves; return its exit code, as a shell would, or `TIMED_OUT`.
 
@@ -151,6 +152,7 @@ def execute(
         environment: variables that are set for it besides, or with None taken away.
         folder: that it runs in; else our own.
         run_id: the same on all nodes of a run that write into one directory.
+        doing: what the progress says.
         output: file that what it prints goes to; else where our own goes.
         timeout: seconds after which it is ended, with all that it started.
         goes_on: the directory may hold what was written before.
@@ -164,7 +166,7 @@ def execute(
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
         told = _environment(given, directory, options, list(command), order, run_id)
-        with following() as variables:
+        with following(doing) as variables:
             return run_to_the_end([path, *command[1:]], told | variables, output, timeout, folder)
     except OSError as error:
         _undo(made)
