@@ -9,6 +9,7 @@ import torch
 
 from nursery import Nursery
 from trueup.comparison.result.comparing import compare
+from trueup.doors.cli.app import run as run_command_line
 
 from .layouts import LAYOUTS, train
 from .running import joined
@@ -39,6 +40,15 @@ def test_what_nobody_knows_is_not_aligned(runs: Path) -> None:
     result = compare(runs / "tp", runs / "hand")
     assert (result.verdict, list(result.culprits)) == ("inconclusive", [])
     assert "4 of 205 calls could not be compared" in result.sentence
+
+
+def test_what_is_declared(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As docs/layouts.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "layouts.md").read_text("utf-8")
+    shards = tmp_path / "shards.toml"
+    shards.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    code = run_command_line(["compare", str(runs / "tp"), str(runs / "hand"), "--shards", str(shards), "--recompute", "0"])
+    assert (code, "ALIGNED" in capsys.readouterr().out) == (0, True)
 
 
 def test_of_statistics_alone_it_is_said(runs: Path) -> None:

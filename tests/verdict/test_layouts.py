@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.comparison.layout.declaring import load
+from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
+from trueup.foundation.model import TrueupError
 
 from .captures import Recording
 
@@ -61,3 +64,65 @@ def test_a_rank_that_is_missing(tmp_path: Path) -> None:
 def test_one_layout_is_compared_rank_by_rank(tmp_path: Path) -> None:
     result = compare(_run(tmp_path / "a", 2, TP), _run(tmp_path / "b", 2, TP))
     assert (result.verdict, result.counts["compared"]) == ("aligned", 2)
+
+
+# ---------------------------------------------------------------- ways
+def _parts(*arrays: np.ndarray) -> list[Piece]:
+    return [Piece(array.dtype.name, array.shape, load=lambda array=array: array) for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("parts", "way", "whole"),
+    [
+        ([[0, 1, 2], [3, 4]], Way("sharded"), [0, 1, 2, 3, 4]),
+        ([[0, 1, 6, 7], [2, 3, 4, 5]], Way("sharded", order="zigzag"), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], Way("sharded", order="interleaved", split=2), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([[1, 2], [3, 4]], Way("partial"), [4, 6]),
+        ([[1, 2], [3, 4]], Way("partial", reduce="avg"), [2, 3]),
+        ([[1, 2], [1, 2]], Way("replicated"), [1, 2]),
+        ([[1, 2], [3]], Way("partial"), None),
+        ([[1, 2], [3]], Way("sharded", 1), None),
+    ],
+)
+def test_pieces(parts: list[list[int]], way: Way, whole: list[int] | None) -> None:
+    found = put_together(_parts(*(np.array(part, np.float32) for part in parts)), way)
+    assert (found is None) == (whole is None)
+    if found is not None and found.load is not None:
+        np.testing.assert_array_equal(found.load(), whole)
+
+
+def test_what_dtensor_says() -> None:
+    told = ("Shard(1)", "StridedShard(0, 2)", "Replicate()", "Partial(sum)", "Partial(max)", "Odd(1)", 7)
+    assert [way_in(text) for text in told] == [
+        Way("sharded", 1), Way("sharded", 0, "strided", 2), Way("replicated"), Way("partial"), None, None, None,
+    ]  # fmt: skip
+
+
+def test_declarations(tmp_path: Path) -> None:
+    file = tmp_path / "shards.toml"
+    file.write_text('[[slot]]\nscope = "layers.*"\nslot = "output.?"\ndims = "s[cp:zigzag] b h[tp,ranks]"\npartial = ["ep"]\n')
+    told = load(file)
+    key = ("forward", "module", "layers.0", "Block", 0)
+    ways = {axis: told(key, "output.0", axis) for axis in ("cp", "tp", "ranks", "ep", "dp")}
+    cut = Way("sharded", 2)
+    assert ways == {"cp": Way("sharded", 0, "zigzag"), "tp": cut, "ranks": cut, "ep": Way("partial"), "dp": None}
+    assert told(key, "input.0", "tp") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[slot]]\nslot = "output.0"\ndims = "b h[tp:zag]"', "'h[tp:zag]' is no dimension: expected name, name[axis] or"),
+        ('[[slot]]\nslot = "output.0"\ndims = "b[tp] h[tp]"', "axis 'tp' cuts two dimensions"),
+        ('[[slot]]\nslot = "output.0"', "dims and partial are missing"),
+        ('[[slot]]\ndims = "b"', "slot"),
+    ],
+)
+def test_wrong_declarations(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "shards.toml"
+    file.write_text(text)
+    with pytest.raises(TrueupError) as caught:
+        load(file)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"shards file {file}: ")
+    assert str(caught.value).endswith("see docs/layouts.md")

@@ -64,6 +64,7 @@ def compare(
     reference: str | Path | Capture | None = None,
     see: Callable[[Part], None] | None = None,
     recompute: float = SECONDS,
+    shards: str | Path | None = None,
 ) -> Result:
     """Line up two captures and name the first call whose inputs agree and whose outputs do not.
 
@@ -86,6 +87,7 @@ def compare(
         see: called with what was measured and judged of each part, a rank and some steps, while it is at hand.
         recompute: seconds in which calls behind a culprit are computed again on the CPU, each from its own recorded inputs, where
             the candidate holds tensors (of a shadow run its own table is read): which of them are wrong by themselves. 0: none.
+        shards: path of a file that says how tensors lie on the ranks of runs of different layouts (docs/layouts.md).
 
     Raises:
         TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
@@ -94,7 +96,7 @@ def compare(
     first, second = map(open_capture, (baseline, candidate))
     return comparing.compare(
         first, second, level=level, criterion=criterion, mapping=mapping, repeat=repeat, reference=reference, see=see,
-        own_errors=_own_errors(first, second, recompute) if recompute else None,
+        own_errors=_own_errors(first, second, recompute) if recompute else None, shards=shards,
     )  # fmt: skip
 
 

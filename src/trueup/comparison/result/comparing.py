@@ -283,6 +283,7 @@ def compare(
     reference: str | Path | Capture | None = None,
     see: Callable[[Part], None] | None = None,
     own_errors: OwnErrors | None = None,
+    shards: str | Path | None = None,
 ) -> Result:
     """Compare two captures as `doors.comparing.compare` says, which users call: its arguments and errors are described there.
     ``own_errors`` is asked, once a culprit is known, which calls behind it are wrong by themselves."""
@@ -290,7 +291,7 @@ def compare(
     first, second, *others = map(open_capture, given)
     told = Mapping() if mapping is None else load_mapping(mapping)
     if layouts := other_layouts((first, second)):
-        both = joined_ranks((first, second))
+        both = joined_ranks((first, second), shards)
         if isinstance(both, str):
             return not_told((first, second), TWO_LAYOUTS.format(layouts), load_criterion(criterion), [both])
         first, second = both

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.inferring import Apart
-from trueup.comparison.layout.joined import Joined
+from trueup.comparison.layout.joined import Joined, undeclared
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -38,18 +40,19 @@ def other_layouts(captures: tuple[Capture, Capture]) -> str:
     return f"{both[0]} against {both[1]}" if both[0] != both[1] else f"{both[0]}, and weights that are cut in different places"
 
 
-def joined(captures: tuple[Capture, Capture]) -> tuple[Joined, Joined] | str:
+def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) -> tuple[Joined, Joined] | str:
     """Return both captures as one process would have recorded them, or why they cannot be joined. The one that is cut along fewer
     axes of the model is joined first, for it tells most about the other."""
     geometries = [geometry_of(capture) for capture in captures]
     for geometry in geometries:
         if geometry.problem:
             return geometry.problem
-    first, second = (Joined(capture, geometry) for capture, geometry in zip(captures, geometries, strict=True))
+    told = undeclared if shards is None else load(shards)
+    first, second = (Joined(capture, geometry, None, told) for capture, geometry in zip(captures, geometries, strict=True))
     cuts = [(len(set(one.geometry.axes) - one.data), len(one.geometry.axes)) for one in (first, second)]
     if cuts[0] <= cuts[1]:
-        return first, Joined(captures[1], geometries[1], first)
-    return Joined(captures[0], geometries[0], second), second
+        return first, Joined(captures[1], geometries[1], first, told)
+    return Joined(captures[0], geometries[0], second, told), second
 
 
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:

@@ -40,6 +40,7 @@ def compare(
     mapping: Annotated[
         File, typer.Option("--map", metavar="FILE", help="Which scopes and operators are which; calls to ignore.")
     ] = None,
+    shards: Annotated[File, typer.Option(metavar="FILE", help="How tensors lie on ranks, where nothing else says it.")] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
     json: Json = None,
 ) -> int:
@@ -77,7 +78,7 @@ def compare(
     with shown(), leaving("nothing was written: a comparison is whole or none, and the same command begins again"):
         result = compare_captures(
             baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
-            see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
+            see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}), shards=shards,
         )  # fmt: skip
     console = Terminal()
     render(result, console)

@@ -8,7 +8,7 @@ from trueup.foundation.words.wording import counted, one_line, sci
 
 NAMED = 3
 
-TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or each with an earlier run of its own"
+TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or record all ranks of both"
 PUT_TOGETHER = "the layouts differ ({}): the ranks of each run were put together before they were compared"
 BY_STATISTICS = (
     "because pieces of tensors on several ranks were put together by their statistics alone, which cannot say whether "
