@@ -11,7 +11,14 @@ from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
 
 SCRIPT = """
-import os, torch
+import os, socket, subprocess, sys
+if "RANK" not in os.environ:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=os.environ | world | {"RANK": str(r)}) for r in range(2)]
+    sys.exit(max(one.wait() for one in ranks))
+import torch
 from torch.nn.parallel import DistributedDataParallel
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -31,7 +38,7 @@ def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("train.py").write_text(SCRIPT)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    run = [sys.executable, "train.py"]
     command = ["monitor", "-o", "m", "--every", "1", "--digests", "2", "--no-alerts", "--json", "found.json", "--", *run]
     assert main(command) == 0
     said = capfd.readouterr().err
