@@ -86,6 +86,7 @@ NOT_EXECUTED = {
     "docs/assess.md": "its training has operators of its own; tests/port assesses trainings",
     "docs/bisect.md": "twenty runs of a training; tests/bisection/test_commands.py makes them",
     "docs/frameworks.md": "PaddlePaddle beside PyTorch; tests/with_torch_and_paddle maps and compares",
+    "docs/layouts.md": "trainings of several ranks in several layouts; tests/distributed/test_layouts.py compares them",
     "docs/paddle.md": "a project of PaddleDetection; tests/with_paddle captures and replays",
     "docs/tensorflow.md": "a training in TensorFlow; tests/with_tensorflow captures and compares",
     "docs/triage.md": "ten runs of a training; tests/triage/test_commands.py makes them",
