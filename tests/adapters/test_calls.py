@@ -192,12 +192,42 @@ def test_custom_function_is_an_api_call(device: str, path: Path, calls, rows) ->
     assert square["seq"] in {row["parent"] for row in calls(op="aten::pow", phase="backward")}
 
 
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+doubled = Doubled.apply  # as Megatron's and Apex's modules do when they are imported
+
+
+@pytest.mark.parametrize("call", [doubled, Doubled.apply, torch.func.vmap(doubled)], ids=["by name", "by class", "within vmap"])
+def test_a_function_taken_by_name_before_is_a_call(call: Any, path: Path, rows) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with trueup.capture(path, on_error="stop"):
+        call(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert {row["ordinal"] for row in rows() if row["op"].endswith("Doubled.apply") and row["phase"] == "forward"} == {0}
+
+
 def test_function_apply_is_put_back(path: Path) -> None:
-    before = vars(torch.autograd.Function)["apply"], nn.Module.__call__, torch.autograd._engine_run_backward
+    function, single = torch.autograd.Function, torch.autograd.function._SingleLevelFunction
+    before = vars(function)["apply"], nn.Module.__call__, torch.autograd._engine_run_backward, "apply" in vars(single)
     with trueup.capture(path):
-        assert vars(torch.autograd.Function)["apply"] is not before[0]
+        assert vars(function)["apply"] is not before[0]
+        assert "apply" in vars(single)
         torch.ones(1).add(1)
-    assert (vars(torch.autograd.Function)["apply"], nn.Module.__call__, torch.autograd._engine_run_backward) == before
+    assert (vars(function)["apply"], nn.Module.__call__, torch.autograd._engine_run_backward, "apply" in vars(single)) == before
 
 
 def test_results_of_kernels_past_the_dispatcher_are_measured(path: Path, rows) -> None:

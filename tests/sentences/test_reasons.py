@@ -53,7 +53,7 @@ SAID = [
     (Why.UNSEEN("input.0", CALL, 0.25, Why.SHOWS_BETWEEN(Why.LEVEL_API())),
      f"input.0 of {CALL} differs (rel. L2 0.25) and no compared call made that difference: compare at level api too, which both "
      "captures hold, where calls between modules show"),
-    (Why.COULD_ROUND("fc", "aten::mm", 3.14, ""), "could be rounding: fc (aten::mm), 3.1 x what is explained"),
+    (Why.COULD_ROUND("fc", "aten::mm", 3.14, ""), "fc (aten::mm) is off by 3.1 x what is explained, which could be rounding"),
     (Why.FIRST_SHAPE(CALL, Why.SHAPES("1", "2")),
      "the first result that has another shape is that of layer.2, forward, step 1 (aten::mm): shapes differ: 1 and 2"),
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def test_aligned_says_its_notes() -> None:
          "the same --level, --steps"),
         (0, [Why.MISSING("run", Why.NO_FORWARD(CALL))], {}, "calls are missing that were recorded: run: aten::mm",
          "record that run"),
-        (0, [Why.UNLIKE_PEERS("a", "b", None, "c")], {"compared": 9}, "could be rounding: a (b); c", "look at what it computes"),
+        (0, [Why.UNLIKE_PEERS("a", "b", None, "c")], {"compared": 9}, "a (b) is off, which could be rounding; c", "look at what"),
         (1, [], {"compared": 9}, "1 call exists in only one run", "--level api"),
         (0, ["why"], {"compared": 9}, "why", "--detail tensor"),
     ],

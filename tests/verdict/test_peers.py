@@ -77,6 +77,6 @@ def test_the_verdict_is_open_and_names_the_place(tmp_path: Path) -> None:
     layers(runs[1], [0, 2 * UNIT, 0])
     result = compared(tmp_path, *runs)
     assert (result.verdict, result.culprits) == ("inconclusive", [])
-    assert result.notes[0].startswith("could be rounding: layer.1, forward, step 0, rank 0 (torch.matmul), 0.")
+    assert result.notes[0].startswith("layer.1, forward, step 0, rank 0 (torch.matmul) is off by 0.")
     assert result.notes[0].endswith(f"; {SAID}")
     assert "look at what it computes in both runs" in result.sentence

@@ -53,6 +53,11 @@ class Readers:
             return []
         return (self._sums if is_incoming_gradient(stream.names.names[stream.slot[k]]) else self._parts).get(k, [])
 
+    @property
+    def sums(self) -> list[tuple[int, list[int]]]:
+        """The slots that read what autograd added up, and the gradients that they are the sum of."""
+        return [*self._sums.items(), *self._parts.items()]
+
     def cancels(self, k: int) -> float:
         """Return how much larger the relative error of a sum that autograd made is than its terms': their norm over its own."""
         terms, whole = self.parts(k), float(self.stream.l2[k])

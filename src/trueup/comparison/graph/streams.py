@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.store.call_columns import CallColumns
 from trueup.foundation.store.call_columns import Row as Row
 from trueup.foundation.store.columns import NONE as NONE
@@ -113,6 +113,22 @@ class Stream(CallColumns):
         """Calls in the order of their parents, and those parents."""
         order = np.argsort(self.parents, kind="stable")
         return order, self.parents[order]
+
+    def name_views(self, calls: Sequence[int]) -> None:
+        """Name these calls as producers of what reads their results, of what their step made. Who reads a view is said to read what
+        wrote the tensor; where one run alone takes the view, that call decides what is read."""
+        made = self.names.table(is_output)[self.slot] & (self.numel > 1) & self.is_identified
+        reads = np.flatnonzero(self.names.table(is_input)[self.slot] & np.isin(self.identity, self.identity[made]))
+        producer, producer_slot, shapes = self.producer.copy(), self.producer_slot.copy(), self.shapes.exact
+        for call in calls:  # in order: of several that take the same view the last one counts
+            of = self.producers[self.slots_of(call, is_input)]
+            of = self.seq[of[(of != NONE) & (self.step[of] == self.step[call])]]
+            its = reads[(self.call[reads] > call) & np.isin(self.producer[reads], of)] if len(of) else of
+            for k in self.slots_of(call, is_output).tolist() if len(its) else ():
+                found = its[made[k] & (self.identity[its] == self.identity[k]) & (shapes[its] == shapes[k])]
+                producer[found], producer_slot[found] = self.seq[call], self.slot[k]
+        self.producer, self.producer_slot = producer, producer_slot
+        self.__dict__.pop("producers", None)
 
     def around(self, call: int) -> Iterator[int]:
         """Yield the calls around a call, innermost first."""

@@ -57,6 +57,9 @@ CASTING = ("dtype", AUTOCAST)
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
 
 
+LESS = (Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.READS)
+"""What a culprit shows that says less of its cause than all else that may be known."""
+
 Place = tuple[int, int, tuple[int, int]]  # rank, step, and execution numbers of a call in the two runs
 
 
@@ -171,7 +174,7 @@ def with_causes(
     shown: list[Setting] = []
     for finding in culprits:
         own = seen.shown.get(place(finding)) or (drawn if draws(finding) else None)
-        own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
+        own = None if own is not None and own.why in LESS else own  # less than all else that may be known
         reaching = whole.reaching(finding, own, shown)
         shown += [one for one in reaching if one not in shown]
         known = reaching or own or named_argument(finding) or finding.kind == "region"  # which may be what draws
@@ -229,7 +232,8 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
     one run alone executes is one finding with its backward."""
     found: dict[object, Finding] = {}
     for one in kept:
-        key: object = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
+        joins = one.kind == "argument" and one.source and (given_number(one) or one.because)
+        key: object = (one.rank, one.source) if joins else id(one)
         key = one.cause if one.kind == "region" and one.cause else key
         back = next((known for known, first in found.items() if _is_backward_of(one, first)), None)
         key = key if back is None else back
@@ -368,7 +372,7 @@ def _is_backward_of(finding: Finding, one: Finding) -> bool:
         return False
     if finding.kind == "argument":
         return bool(changed_numbers(finding)) and changed_numbers(finding) == changed_numbers(one)
-    return finding.kind == "region" and [seq < 0 for seq in finding.seq] == [seq < 0 for seq in one.seq] != [False, False]
+    return finding.kind == "region" and [seq < 0 for seq in finding.seq] == [seq < 0 for seq in one.seq]
 
 
 def _is_around(finding: Finding, inner: Finding) -> bool:

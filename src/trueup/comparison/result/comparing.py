@@ -106,6 +106,9 @@ class Assembly:
             own = sum(reason.why is Why.RECOMPUTED for suspect in certain for reason in suspect.because)
             beyond = found.asked - found.cleared - own if found.judged else beyond
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on, beyond=beyond, cleared=found.cleared)
+        handed = [one for one in culprits if (one.kind, one.phase) == ("overwritten", "optimizer")]
+        if (gradients := self.alone.clipped or self.unmade.found) is not None:
+            self.shown |= {place(one): gradients for one in handed}
         culprits, otherwise = self._with_causes(culprits)
         passing = victim_findings(table, MAX_FINDINGS)
         unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)][call.rank]) for side, call in found.unmatched]
@@ -157,7 +160,9 @@ class Assembly:
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
-        shows = joined([passes, seen.dtypes, casting, (self.alone.clipped or self.unmade.found) if none and not tied else None])
+        began = seen.weights if none and found.verdict == "inconclusive" else None
+        gradients = (self.alone.clipped or self.unmade.found) if none and not tied else None
+        shows = joined([passes, began, seen.dtypes, casting, gradients])
         settings = settings_text(unshown[:MOST_SETTINGS])
         beside = self._beside(culprits, passes, settings)
         return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures))
@@ -192,6 +197,8 @@ class Assembly:
         """Return what there is to say beside the verdict, what matters most first."""
         found, mixed = self.comparison, self.comparison.overlap.mixed
         notes: list[Said] = [] if culprits else self.uncompared.reasons(found)
+        if found.ranked and not culprits:
+            notes = self._with_suspect(notes, found.ranked[0])
         notes += [*found.lent[0], *self.remarks.always(), *self.frameworks.notes(found)]
         notes += [*found.notes, *self.uncompared.of_parts, *self.uncompared.dead_ends()]
         told = self.uncompared.roughly(mixed=mixed)
@@ -200,8 +207,6 @@ class Assembly:
             notes.append(Why.COVERED(found.covered, found.captures[0].imported != found.captures[1].imported))
         notes += self.uncompared.rewritten()
         notes += self.remarks.notes()
-        if found.ranked and not culprits:
-            notes = self._with_suspect(notes, found.ranked[0])
         if not found.suspects:
             notes += [*unseen(found.origins.values()), *self.remarks.blind()]
         said = set(map(in_words, notes))

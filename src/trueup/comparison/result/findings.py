@@ -86,9 +86,12 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
     suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
     alone = [first - second for first, second in (ran, ran[::-1])]
-    if bool(alone[0]) != bool(alone[1]):
-        side = 0 if alone[0] else 1
-        said.append(Why.RUNS_ALONE(SIDES[side], tuple(Why.TIMES_RUN(*counted) for counted in alone[side].most_common(3))))
+    most = [tuple(Why.TIMES_RUN(*counted) for counted in ops.most_common(3)) for ops in alone]
+    if all(most):
+        said.append(Why.RUNS_INSTEAD(*most))
+    elif any(most):
+        side = 0 if most[0] else 1
+        said.append(Why.RUNS_ALONE(SIDES[side], most[side]))
     suspect.because = tuple(said)
 
 

@@ -303,10 +303,14 @@ def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     return bool(np.isin(stream.identity[read & (stream.l2 > 0)], stream.identity[made]).any())
 
 
+SHOWING = (Why.READS, Why.RUNS_ALONE, Why.RUNS_INSTEAD)
+"""What is said of a call that tells its cause, where nothing else does."""
+
+
 def shown(suspect: Suspect, part: Part, sites: tuple[Frames, Frames]) -> Reason | None:
     """Return what a culprit shows of its cause by itself; None where it shows none. ``sites`` are the call stacks of both sides."""
     found = _drawn(suspect, sites) or _clipped(suspect, part) or _changed(suspect, part) or _left(suspect, part)
-    return found or suspect.added
+    return found or suspect.added or next((reason for reason in suspect.because if reason.why in SHOWING), None)
 
 
 def _drawn(suspect: Suspect, sites: tuple[Frames, Frames]) -> Reason | None:

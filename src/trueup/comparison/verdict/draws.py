@@ -8,9 +8,7 @@ dropout) is known by the state that it leaves behind.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,46 +17,7 @@ from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import says
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.store.columns import random_states
-
-Known = dict[bytes, int]  # numbers of states: the same on both sides
-
-
-@dataclass
-class States:
-    """The generators of one side, by device: the number of the state before each call, `NONE` where it is not known."""
-
-    stream: Stream
-    before: dict[str, Numbers] = field(default_factory=dict)
-    described: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # calls whose making is known, in order
-
-    def draws(self, call: int, device: str) -> bool:
-        """Tell whether the state after a call is another one than before."""
-        before = self.before[device]
-        for later in self.described[np.searchsorted(self.described, call, "right") :].tolist():
-            if self.stream.step[later] != self.stream.step[call]:
-                return False
-            if call not in self.stream.around(later):
-                return bool(before[later] != before[call])
-        return False
-
-
-def states_of(stream: Stream, known: Known) -> States:
-    """Read the states that a capture keeps; it keeps one where it is not what it was at the call before, anew in each step."""
-    told: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for k, device, state in random_states(stream.invocations):
-        told[device].append((int(stream.call[k]), known.setdefault(state, len(known))))
-    found = States(stream, described=distinct(stream.call[np.flatnonzero(stream.invocations.is_valid().to_numpy())]))
-    found.before = {device: _carried(stream, places) for device, places in told.items()}
-    return found
-
-
-def _carried(stream: Stream, told: list[tuple[int, int]]) -> Numbers:
-    """Return, by call, the state that was described last in its step."""
-    calls, states = (np.array(side, np.int64) for side in zip(*told, strict=True))
-    last = np.searchsorted(calls, np.arange(len(stream)), "right") - 1
-    at = np.maximum(last, 0)
-    return np.where((last >= 0) & (stream.step[calls[at]] == stream.step), states[at], NONE)
+from trueup.foundation.store.generators import Known, States, states_of
 
 
 class RandomStates:
@@ -67,7 +26,7 @@ class RandomStates:
     def __init__(self, streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers]) -> None:
         known: Known = {}
         self.sides = tuple(states_of(stream, known) for stream in streams)
-        self._calls = calls
+        self._streams, self._calls = streams, calls
         devices = sorted(self.sides[0].before.keys() & self.sides[1].before.keys())
         self.states = {
             device: tuple(side.before[device][of] for side, of in zip(self.sides, calls, strict=True)) for device in devices
@@ -81,10 +40,8 @@ class RandomStates:
 
     def draw(self, pair: int) -> bool:
         """Tell whether a matched call draws random numbers, on either side."""
-        return any(
-            side.draws(int(calls[pair]), device)
-            for device in self.states for side, calls in zip(self.sides, self._calls, strict=True)
-        )  # fmt: skip
+        sides = list(zip(self._streams, self.sides, self._calls, strict=True))
+        return any(_draws(stream, its, int(calls[pair]), device) for device in self.states for stream, its, calls in sides)
 
     def first(self) -> tuple[int, str] | None:
         """Return the first matched call before which a generator stands elsewhere, and its device; None where there is none."""
@@ -93,6 +50,17 @@ class RandomStates:
             apart = np.flatnonzero((first != second) & (first != NONE) & (second != NONE))
             found += [(int(apart[0]), device)] if len(apart) else []
         return min(found, default=None)
+
+
+def _draws(stream: Stream, states: States, call: int, device: str) -> bool:
+    """Tell whether the state after a call is another one than before."""
+    before = states.before[device]
+    for later in states.described[np.searchsorted(states.described, call, "right") :].tolist():
+        if stream.step[later] != stream.step[call]:
+            return False
+        if call not in stream.around(later):
+            return bool(before[later] != before[call])
+    return False
 
 
 def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion, earlier: Reason | None) -> None:

@@ -7,12 +7,9 @@ it is held against what the contributing ranks gave. The same communication is f
                     or one beside it, for a receive before the first module of a step belongs to the step before;
     its number      of all others: the n-th of that operator among these ranks in the step, where all of them made as many.
 
-Where what they gave differs enough, the difference came from the rank whose input differs most. Where it does not, the
-communication itself is at fault. Where it is not known, nothing is said.
-
-A rank begins with tensors that one rank hands out to all (DDP's first weights and buffers, a loop of broadcasts). What the root
-gives is where a difference starts. What another rank had is replaced, and no reason for anything (`use_of`); a capture holds no
-input of its broadcast.
+Where what they gave differs enough, the difference came from the rank whose input differs most; else the communication itself is
+at fault. Of what one rank hands out to all (DDP's first weights), a difference starts at what the root gives; what another rank had
+is replaced, and no reason for anything (`use_of`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One wrong element among a million changes a norm by a millionth, which rounding 
 many elements, each by little. So where an error is known to sit in few elements, each must be explained by what rounding does to
 one: ``own`` times the largest element, instead of ``own`` times the norm.
 
-How few they are is known from tensors. Statistics tell it where the two sides are equal but for one lane of the sketch.
+How few they are is known from tensors, and from statistics where the two sides are equal but for one lane of the sketch.
 """
 
 from __future__ import annotations

@@ -161,14 +161,16 @@ class Laws:
 
     @cached_property
     def _excused(self) -> Array:
-        """By call, whether a law may hold because of inputs: one sums to zero, or is a constant and another in the candidate."""
+        """By call, whether a law may hold because of inputs: one sums to zero, is a constant and another in the candidate, or has
+        zeros in the baseline where the candidate has numbers: an embedding leaves out what is at its padding."""
         errors, its, found = self.errors, self._its, np.zeros(len(self.errors.calls[0]), bool)
         known, numel = self.known[its], self.numel[its]
         sums, norms = np.abs(self.sums[0, its]), np.where(known, self.norms[0, its], 1.0)
         with np.errstate(all="ignore"):
             vanishing = known & (sums <= PRECISE * norms)
             constant = norms - sums / np.sqrt(np.maximum(numel, 1.0)) <= SINGLE_DIGITS * norms
-        its = its[errors.inputs[its] & (vanishing | ((constant | ~known) & (errors.absolute[its] != 0)))]
+            zeros = [stream.number("n_zero")[slots[its]] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
+        its = its[errors.inputs[its] & (vanishing | (zeros[0] > zeros[1]) | ((constant | ~known) & (errors.absolute[its] != 0)))]
         found[errors.pair[its]] = True
         return found
 

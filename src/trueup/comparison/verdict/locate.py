@@ -56,7 +56,10 @@ def locate(
     if verdicts.errors.all_same and origins.passes(tree):
         part.elsewhere = begins_elsewhere(part) if first_step else None
         return
-    regions = Regions(tree, loose_calls(tree), origins)
+    loose = loose_calls(tree)
+    for stream, calls in zip(tree.streams, loose, strict=True):
+        stream.name_views(calls)
+    regions = Regions(tree, loose, origins)
     excused = Reconvergence(tree, regions, criterion, forced=forced)
     given = [pair for pair, arguments in verdicts.errors.arguments.items() if not equal_arguments(*arguments)]
     asked = dict.fromkeys([*np.flatnonzero(verdicts.ratio > criterion.suspect).tolist(), *given])
@@ -380,8 +383,8 @@ def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
         slot = errors.distance(entry).slot
         if not excused.pair(pair, slot):
             sides = zip(tree.streams, errors.slots, strict=True)
-            second, first = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
-            why = Why.READS(slot, first, second)
+            makers = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
+            why = Why.READS(tree.verdicts.at(pair).call.candidate.key, *makers)
             found.append(Suspect(tree.verdicts.at(pair), "argument", True, because=(why,), independent=True))
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, numbered
 from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.unaccounted import computes
@@ -18,8 +18,9 @@ from trueup.foundation.facts.roundoff import SINGLE
 
 def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     """Return ``(matched call, input slot)`` of what was written to unseen, in order. The baseline read bit by bit what a recorded
-    call had written, the candidate read something else; and that is further from the baseline's than what the call had written,
-    so that it is not the rounding of a kernel that writes twice."""
+    call had written, the candidate something else that is further from the baseline's than what the call had written there: no
+    rounding of a kernel that writes twice. An optimizer's input that a call of this step made in the baseline alone, as a gradient
+    that was not cleared, was to be what the counterpart of that call made."""
     errors = tree.verdicts.errors
     apart = np.flatnonzero(errors.inputs & (errors.relative > criterion.input_units * SINGLE))
     if not len(apart):
@@ -27,6 +28,11 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     (of_baseline, first), (of_candidate, second) = (
         _written(stream, slots[apart]) for stream, slots in zip(tree.streams, errors.slots, strict=True)
     )
+    held = _is_earlier(tree.streams[1], errors.slots[1][apart])
+    held &= tree.streams[1].during("optimizer")[errors.calls[1][errors.pair[apart]]]
+    at = np.flatnonzero(held & (of_baseline != NONE) & ~_is_earlier(tree.streams[0], errors.slots[0][apart]))
+    other = numbered(errors.slots[0], len(tree.streams[0].slot))[of_baseline[at]]  # its entry, where it has a counterpart
+    of_candidate[at] = np.where(other != NONE, errors.slots[1][other], NONE)
     known = (of_baseline != NONE) & (of_candidate != NONE) & first & ~second
     made = np.zeros(len(tree.streams[1].slot))
     made[errors.slots[1]] = np.nan_to_num(errors.relative, posinf=np.inf)
@@ -58,8 +64,9 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
 
 def rewired(tree: Tree) -> list[tuple[int, int]]:
     """Return ``(matched call, entry)`` of forward and optimizer calls that read another call's result than their counterparts do.
-    Both of the calls that made these agree with their counterparts, by far more than what is read differs, and what is made of it
-    differs. Only where every call that computes had a counterpart so far: else the runs may write one formula in two ways."""
+    Both of the calls that made these agree with their counterparts, by far more than what is read differs, or what made the
+    baseline's runs only later in the candidate; and what is made of it differs. Only where every call that computes had a
+    counterpart so far: else the runs may write one formula in two ways."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
     apart = np.flatnonzero(errors.inputs & (errors.absolute > 0))
     if not len(apart) or tree.is_foreign:
@@ -70,7 +77,8 @@ def rewired(tree: Tree) -> list[tuple[int, int]]:
     at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1])
     at &= tree.streams[1].during("forward", "optimizer")[errors.calls[1][pair]]
     at &= verdicts.error_out[pair] > verdicts.own[pair]
-    before = np.maximum(*(verdicts.error_out[of] for of in made))
+    later = errors.calls[1][made[0]] > errors.calls[1][pair]
+    before = np.maximum(np.where(later, 0.0, verdicts.error_out[made[0]]), verdicts.error_out[made[1]])
     at &= errors.relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
     for stream, calls, alone in zip(tree.streams, errors.calls, tree.unmatched, strict=True) if at.any() else ():
         first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)

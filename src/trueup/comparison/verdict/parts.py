@@ -1,9 +1,8 @@
 """What a run of calls without counterpart may be wrong by: what its parts grant, carried through the run.
 
-Each call is judged against itself, so that the criterion's row says what rounding makes in it. From call to call relative errors
-add as independent ones do, by the root of their squares; an addition passes on absolute errors, so that what cancels grows, and an
-exponential makes a relative error of an absolute one. A half type that only one of the two runs computes in is a difference between
-them, so that its rounding is granted to no run of calls.
+Each call is judged against itself, so that the criterion's row says what rounding makes in it. Relative errors add by the root of
+their squares; an addition passes on absolute ones, so that what cancels grows, and an exponential makes a relative error of an
+absolute one. The rounding of a half type that one run alone computes in is granted to no run of calls.
 """
 
 from __future__ import annotations

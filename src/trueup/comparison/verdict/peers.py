@@ -4,20 +4,18 @@ same does not.
     blocks.0.attn   inputs bitwise equal   output bitwise equal
     blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
 
-Two runs of one kernel round alike wherever it runs. Results of two kernels are bitwise equal by chance, and of many elements
-never all. So it is no rounding, however small, that one of two such calls differs in many elements. Nothing is said of calls
-inside which other operators ran, for there the difference is seen to arise, nor of ``blocks.0.ln1`` beside ``blocks.0.ln2`` or of
-``blocks.0.body.0`` beside ``blocks.0.body.3``: who writes the first norm of each block by hand need not write the second.
+Two runs of one kernel round alike wherever it runs, so it is no rounding, however small, that one of two such calls differs in
+many elements. Nothing is said of calls inside which other operators ran, for there the difference is seen to arise, nor of
+``blocks.0.ln1`` beside ``blocks.0.ln2``: who writes the first norm of each block by hand need not write the second.
 
 **One call rounds otherwise**: it makes a coarser dtype in the candidate alone, though nothing that enters the run is coarser there.
 
     baseline    (x.float() * r) * (1 + weight.float())      aten::add makes float32
     candidate   (x.float() * r).bfloat16() * (1 + weight)   aten::add makes bfloat16
 
-Rounding once more is too little to show in a norm. Where a run casts by a policy (autocast, of another device or version), it does
-so for all calls of an operator; what a narrower input makes coarser is no decision of the call that reads it. So an operator that
-rounds in some calls and in others does not, as the baseline does in all, was written otherwise there. So was one that reads what a
-function without counterpart casts: a policy casts inside of functions.
+Rounding once more is too little to show in a norm. A policy (autocast, of another device or version) casts for all calls of an
+operator, inside of functions. So one that rounds in some calls and in others does not, as the baseline does in all, was written
+otherwise there, and one that reads what a function without counterpart casts.
 """
 
 from __future__ import annotations

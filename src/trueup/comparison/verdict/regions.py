@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 
 import numpy as np
@@ -124,11 +125,17 @@ class Regions:
         """The regions, each once; what is wrong in the forward shows there, and apart from that in the backward."""
         return list(self._all.values())
 
+    @cached_property
+    def rewritten(self) -> list[set[int]]:
+        """By side, the calls of regions that both sides have calls in."""
+        return [set().union(*(region.calls[side] for region in self.found if all(region.sides))) for side in (0, 1)]
+
     def _pairs_that_read(self, producers: list[Numbers]) -> list[int]:
         """Return the matched calls that read a result of a loose call, in order."""
         found: list[Numbers] = []
         for side, stream in enumerate(self.tree.streams):
             reads = stream.names.table(is_input)[stream.slot] & self.loose[side][producers[side]]
+            reads[[k for k, terms in self.flow[side].sums if self.loose[side][stream.call[terms]].any()]] = True
             found.append(self.tree.pairs[side][stream.call[reads]])
         pairs = distinct(np.concatenate(found))
         return list(pairs[pairs >= 0].tolist())
@@ -140,8 +147,9 @@ class Regions:
         stands = self._stands_alike(rows) and not has(rows[1].op, "shape")
         names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
         for name in names:
-            starts = [self._producer(side, rows[side].slots.get(name)) for side in (0, 1)]
-            loose = [(side, call) for side, call in enumerate(starts) if self.loose[side][call]]
+            made = [self._made(side, rows[side].slots.get(name)) for side in (0, 1)]
+            starts = [[self.tree.streams[side].find(seq) for seq, _ in made[side]] for side in (0, 1)]
+            loose = [(side, call) for side in (0, 1) for call in starts[side] if self.loose[side][call]]
             if not loose:
                 continue
             for side, call in loose:
@@ -149,28 +157,28 @@ class Regions:
             error = judged.call.slots.get(name)
             if not stands or (error is not None and error.baseline in two_kinds):
                 continue  # who applies it is compared
-            lost = any(self._is_lost(side, rows[side].slots.get(name)) for side in (0, 1) if starts[side] == NONE)
+            lost = any(self._is_lost(side, rows[side].slots.get(name)) for side in (0, 1) if set(starts[side]) <= {NONE})
             if error is None or math.isnan(error.low) or lost:
                 self.uncompared.update(loose)
             else:
                 phase = self.tree.streams[1].names.number(judged.call.candidate.phase)
                 region = self._gather(phase, loose)
+                for side in (0, 1) if len(made[0]) + len(made[1]) > 2 else ():  # of a sum the other terms may bring the difference
+                    terms = [term for term in zip(made[side], starts[side], strict=True) if not self.loose[side][term[1]]]
+                    region.given[loose[0]] += [self._source(region, side, seq, call, slot) for (seq, slot), call in terms]
                 region.exits.append((judged, error, loose + self._moved(region, loose, starts)))
                 self.compared.update(loose)
 
-    def _moved(self, region: Region, loose: list[Call], starts: list[int]) -> list[Call]:
+    def _moved(self, region: Region, loose: list[Call], starts: list[list[int]]) -> list[Call]:
         """Return the loose calls of the side that `loose` has none of whose results a call that is none only moved here; the region
         keeps the run that made them."""
-        if len(loose) == 2:
-            return []
         side = 1 - loose[0][0]
-        found = [(side, call) for call in behind(self.tree, side, starts[side], self.loose[side].__getitem__)]
+        if any(of == side for of, _ in loose):
+            return []
+        wanted = self.loose[side].__getitem__
+        found = [(side, call) for start in starts[side] for call in behind(self.tree, side, start, wanted)]
         region.beside[side].update(self.walk(found).calls[side])
         return found
-
-    def _producer(self, side: int, k: int | None) -> int:
-        stream = self.tree.streams[side]
-        return NONE if k is None else stream.find(stream.producer_of(k))
 
     def _stands_alike(self, rows: tuple[Row, Row]) -> bool:
         """Tell whether the calls around two matched ones are each other's counterparts: else the operators are alike by chance."""
@@ -243,9 +251,11 @@ class Regions:
         given += found
         return found
 
-    def _made(self, side: int, k: int) -> list[tuple[int, str | None]]:
+    def _made(self, side: int, k: int | None) -> list[tuple[int, str | None]]:
         """Return who made what a slot holds, and as which slot; of gradients that autograd added up, who made each."""
         stream = self.tree.streams[side]
+        if k is None:
+            return []
         seq, name = stream.producer_of(k), stream.names.name
         terms = self.flow[side].parts(k)
         found = [(int(stream.seq[stream.call[term]]), name(int(stream.slot[term]))) for term in terms]
@@ -553,12 +563,12 @@ def operators(region: Region) -> tuple[str, ...]:
 
 
 def added(region: Region) -> Reason | None:
-    """Return which operators one run has in a region beside what the other one has there; None where both have their own."""
+    """Return which operators one run has in a region beside what the other one has there, or in their place."""
     sides = zip(region.tree.streams, region.calls, strict=True)
     ran = [Counter(stream.names.names[int(stream.op[call])] for call in sorted(calls)) for stream, calls in sides]
     alone = [tuple(first - second) for first, second in (ran, ran[::-1])]
     if bool(alone[0]) == bool(alone[1]):
-        return None
+        return Why.RUNS_INSTEAD(*alone) if all(alone) else None
     side = 0 if alone[0] else 1
     return Why.RUNS_ALONE(SIDES[side], alone[side])
 

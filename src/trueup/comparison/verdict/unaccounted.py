@@ -11,10 +11,8 @@ explains an unmatched call only where the other side has calls of its own, or pa
 
 Data movement, comparisons and what returns a tensor that it was given compute nothing, and need no counterpart.
 
-Gradients of weights, where no optimizer was recorded, are read by nothing and are compared by what they are (`settle`).
-Two sides that run other calls end in the same gradients. Each is held against the nearest of its shape and dtype on the other side.
-Where all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the
-nearest need not be its counterpart.
+Gradients of weights, where no optimizer was recorded, are read by nothing and are compared by what they are (`settle`): each with
+the nearest of its shape and dtype on the other side, which need not be its counterpart.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
     """Return the unmatched calls that compute what shows up nowhere else, in neither run. The gradients of functions and modules
     are summed outside of any of them: who reads those is not known. Where the other side has a calculation of its own on the same
     tensor, or of what becomes of it, it is another implementation that has a by-product."""
-    tree, found = regions.tree, []
-    rewritten = [set().union(*(region.calls[side] for region in regions.found if all(region.sides))) for side in (0, 1)]
+    tree, found, rewritten = regions.tree, [], regions.rewritten
     read: list[set[Source]] = []
     for side, call in regions.dead_ends():
         read = read or [_read_by_loose(regions, n, criterion) for n in (0, 1)]
@@ -82,7 +79,7 @@ def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
     tree = regions.tree
     if tree.is_foreign:
         return set()
-    return {*_from_nowhere(regions), *_without_operators(tree, criterion), *_without_backward(tree, criterion)}
+    return {*_from_nowhere(regions), *_without_operators(tree, criterion), *_without_backward(regions, criterion)}
 
 
 def computes(stream: Stream, call: int, criterion: Criterion) -> bool:
@@ -161,8 +158,10 @@ def _operators(tree: Tree, pair: int, side: int) -> list[int]:
     return [call for call in tree.inside(around, side) if not tree.streams[side].has_children[call]]
 
 
-def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
-    """Yield the backward of functions and modules that both sides called, where the other side's went backward fewer times."""
+def _without_backward(regions: Regions, criterion: Criterion) -> Iterator[Call]:
+    """Yield the backward of functions and modules that both sides called, where the other side's went backward fewer times and
+    has none of its own there."""
+    tree = regions.tree
     for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
         other, aten = tree.streams[1 - side], stream.names.number("aten")
         backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
@@ -174,7 +173,8 @@ def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         often, less = (np.bincount(of[of != NONE], minlength=1) for of in (_forward(stream, mine), _forward(other, theirs)))
         missing = chosen[(partner != NONE) & (_at(less, partner) < _at(often, _forward(stream, chosen)))]
         forward = _forward(stream, missing).tolist()
-        yield from ((side, call) for call, of in zip(missing.tolist(), forward, strict=True) if computes(stream, of, criterion))
+        alone = (pair for pair in zip(missing.tolist(), forward, strict=True) if pair[0] not in regions.rewritten[side])
+        yield from ((side, call) for call, of in alone if computes(stream, of, criterion))
 
 
 def _at(counts: Numbers, of: Numbers) -> Numbers:

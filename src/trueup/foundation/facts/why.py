@@ -72,9 +72,10 @@ class Why(Enum):
     HANDED_OUT = auto()  # rank
     WEIGHT = auto()  # state or None, whether it is what is added to the weight, weight, how many more
     RUNS_ALONE = auto()  # side, operators
+    RUNS_INSTEAD = auto()  # operators of the baseline, of the candidate
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
-    READS = auto()  # slot, call that made it in the candidate, in the baseline
+    READS = auto()  # call, who made what it reads in the baseline, in the candidate
     SOME_MOVED = auto()  # weights that were updated differently, of how many
     ALL_MOVED = auto()  # how many weights
     MOVED_TIMES = auto()  # how many weights, how many times as far

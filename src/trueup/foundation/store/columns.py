@@ -4,11 +4,8 @@ the same number in all captures of a comparison. A capture of detail ``tensor`` 
 
 from __future__ import annotations
 
-import base64
 import binascii
-import json
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -145,33 +142,6 @@ def numbered(calls: Numbers, count: int) -> Numbers:
     """Return, for each of ``count`` calls, its place among some of them, `NONE` where it has none; one more entry, for `NONE`."""
     found = np.full(count + 1, NONE, np.int64)
     found[calls] = np.arange(len(calls))
-    return found
-
-
-MOST_TEXT = 1 << 20
-MOST_STATE = 1 << 16
-"""Characters of a description and bytes of a state that are read; the largest known state (of the CPU) has 5,056."""
-
-
-def random_states(invocations: pa.ChunkedArray) -> Iterator[tuple[int, str, bytes]]:
-    """Yield ``(row, device, state)``, in order."""
-    import pyarrow.compute as pc  # here: it takes 0.1 s, for which a process that only records need not wait
-
-    if not (pa.types.is_string(invocations.type) or pa.types.is_large_string(invocations.type)):
-        return
-    for k in np.flatnonzero(pc.fill_null(pc.match_substring(invocations, '"random"'), False).to_numpy()).tolist():
-        yield from ((k, device, state) for device, state in _states_of(invocations[k].as_py()).items())
-
-
-def _states_of(text: str) -> dict[str, bytes]:
-    found = {}
-    try:
-        random = json.loads(text).get("random") if len(text) <= MOST_TEXT else None
-        for device, state in random.items() if isinstance(random, dict) else ():
-            if isinstance(state, str) and len(state) <= 2 * MOST_STATE:
-                found[str(device)] = zlib.decompressobj().decompress(base64.b64decode(state, validate=True), MOST_STATE)
-    except (ValueError, AttributeError, RecursionError, zlib.error):
-        return {}
     return found
 
 

@@ -80,9 +80,10 @@ WORDS = {
     Why.WEIGHT: "what the optimizer made of {1:?what it adds to }{0:?state {0} of }{2}{3:? and of {3:,} {3:more parameter|more "
     "parameters}}",
     Why.RUNS_ALONE: "only the {0} runs {1}",
+    Why.RUNS_INSTEAD: "the candidate runs {1} where the baseline runs {0}",
     Why.TIMES_RUN: "{0} ({1} times)",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
-    Why.READS: "{0} is a result of {1:call} in the candidate, and of {2:call} in the baseline; both of these agree",
+    Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
     "done to them differ",
     Why.ALL_MOVED: "all {0} weights were updated differently: the optimizer, its settings, or all gradients differ",
@@ -141,8 +142,8 @@ WORDS = {
     Why.SHOWS_OPTIMIZER: "{0}, where gradients and the optimizer show which",
     Why.SHOWS_BETWEEN: "{0}, where calls between modules show",
     # beside a verdict
-    Why.COULD_ROUND: "could be rounding: {0} ({1}){2:?, {2:.1f} x what is explained}{3:?; {3}}",
-    Why.UNLIKE_PEERS: "could be rounding: {0} ({1}){2:?, {2:.1f} x what is explained}{3:?; {3}}",
+    Why.COULD_ROUND: "{0} ({1}) is off{2:? by {2:.1f} x what is explained}, which could be rounding{3:?; {3}}",
+    Why.UNLIKE_PEERS: "{0} ({1}) is off{2:? by {2:.1f} x what is explained}, which could be rounding{3:?; {3}}",
     Why.FIRST_UNSIZED: "the first call whose outputs differ: {0}; it could be rounding",
     Why.DEAD_ENDS: "{0:,} {0:call|calls} in one run only compute what no recorded call reads, the first in the {1}: {2:call}",
     Why.COVERED: "{0:,} {0:call exists|calls exist} in only one run; {1:?the dump has none of their kind}{1:!the runs use "

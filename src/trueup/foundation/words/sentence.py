@@ -406,7 +406,7 @@ def _argument(finding: Finding) -> str:
     slot = _worst(finding, "value")
     changes = changed_arguments(slot) if slot is not None else []
     if not changes:
-        return "it was called with different arguments"
+        return "it was given another tensor" if finding.because else "it was called with different arguments"
     given, before, after = changes[0]
     name = _position(finding, given)
     more = f" (and {counted(len(changes) - 1, 'more argument')})" if len(changes) > 1 else ""

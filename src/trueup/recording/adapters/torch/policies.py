@@ -271,7 +271,7 @@ def entrances(policy: AppliedPolicy) -> list[Replacement]:
         Around(torch.amp.GradScaler, "scale", scales),
         Around(torch.amp.autocast_mode.autocast, "__enter__", enters),
         Around(torch.nn.Module, "_call_impl", modules),
-        applying(policy.apply),
+        *applying(policy.apply),
         Around(torch.autograd, "_engine_run_backward", run_backward),
         Around(checkpoint, "_checkpoint_without_reentrant_generator", checkpointed),
         reentrant(followed),

@@ -16,19 +16,38 @@ from trueup.recording.adapters.torch.functions import execute
 from trueup.recording.engine.checkpointing import Key, Run, followed
 from trueup.recording.engine.replacing import Around, Replacement
 
+Apply = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+SINGLE = torch.autograd.function._SingleLevelFunction
 
-def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> Replacement:
-    """Return the replacement by which ``run(name, function, args, kwargs)`` runs each ``Function.apply``, which no mode sees."""
 
-    def make(original: Any) -> Any:
+def applying(run: Apply) -> list[Replacement]:
+    """Return the replacements by which ``run(name, function, args, kwargs)`` runs each ``Function.apply``, which no mode sees. Many
+    take that by name when they are imported (``gelu = OwnGelu.apply``), so what it calls is replaced; within `torch.func`, which
+    calls something else there, it is replaced itself."""
+
+    def within(original: Any) -> Any:
         plain = original.__func__
 
         def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
-            return run(f"{cls.__module__}.{cls.__qualname__}.apply", functools.partial(plain, cls), args, kwargs)
+            transformed = torch._C._are_functorch_transforms_active()
+            return run(_name(cls), functools.partial(plain, cls), args, kwargs) if transformed else plain(cls, *args, **kwargs)
 
         return classmethod(apply)
 
-    return Replacement(torch.autograd.Function, "apply", make)
+    def outside(original: Any) -> Any:
+        replaced = original.__func__ if isinstance(original, classmethod) else None  # by another capture or policy
+
+        def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
+            plain = functools.partial(replaced, cls) if replaced is not None else super(SINGLE, cls).apply
+            return run(_name(cls), plain, args, kwargs) if issubclass(cls, torch.autograd.Function) else plain(*args, **kwargs)
+
+        return classmethod(apply)
+
+    return [Replacement(torch.autograd.Function, "apply", within), Replacement(SINGLE, "apply", outside)]
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}.apply"
 
 
 def reentrant(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Replacement:
@@ -56,7 +75,7 @@ def entrances(session: SessionCore, *, functions: bool) -> list[Replacement]:
     if not functions:
         return [*always, Around(torch.Tensor, "backward", functools.partial(_backward, session))]
     resize = Around(torch.UntypedStorage, "resize_", functools.partial(_resize, session))
-    return [*always, applying(functools.partial(_apply, session)), resize]
+    return [*always, *applying(functools.partial(_apply, session)), resize]
 
 
 def _backward(session: SessionCore, original: Any, *args: Any, **kwargs: Any) -> Any:

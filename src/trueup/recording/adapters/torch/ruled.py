@@ -259,7 +259,7 @@ def _nodes(results: Iterable[torch.Tensor], first: int) -> list[Any]:
 def split(forward: Way, backward: Way, arguments: Arguments, buffers: frozenset[int], refuse: Callable[[str], Exception]) -> Any:
     call = _Call(forward, backward, arguments, buffers, refuse)
     # As `Function.apply` does outside of torch.func; a capture that stands in its place would take this for a call.
-    return call.result(super(torch.autograd.Function, _Split).apply(call, *call.tensors))
+    return call.result(super(torch.autograd.function._SingleLevelFunction, _Split).apply(call, *call.tensors))
 
 
 class _Call(SplitCall):
