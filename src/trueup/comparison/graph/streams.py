@@ -87,9 +87,14 @@ class Stream(CallColumns):
         return found
 
     @cached_property
+    def forward(self) -> Numbers:
+        """Call that each backward call goes back through, `NONE` of other calls, and where there is none here."""
+        return self.index(self.forward_seq)
+
+    @cached_property
     def saved(self) -> Numbers:
         """Call whose tensors each backward call reads: its forward call, or what recomputed that last; `NONE` of other calls."""
-        of = self.index(self.forward_seq)
+        of = self.forward
         latest = np.arange(len(self) + 1)
         latest[-1] = NONE
         again = np.flatnonzero(self.during("recompute") & (of != NONE))
@@ -97,6 +102,16 @@ class Stream(CallColumns):
         backward = self.during("backward") & (self.forward_seq != NONE)
         found = np.where(backward, latest[of], NONE)
         return np.where(self.step[found] == self.step, found, NONE)
+
+    @cached_property
+    def again(self) -> Array:
+        """Whether each call goes back through a forward that another one went back through before: a part of its gradients may come
+        from the backward of a backward, which no slot shows."""
+        at = np.flatnonzero(self.during("backward") & (self.forward_seq != NONE) & ~self.of_level("aten"))
+        found = np.zeros(len(self), bool)
+        found[at] = True
+        found[at[np.unique(self.forward_seq[at], return_index=True)[1]]] = False
+        return found
 
     @cached_property
     def kinds(self) -> tuple[Numbers, Numbers]:

@@ -238,10 +238,8 @@ def use_of(stream: Stream, call: int) -> Use:
 
 
 def _hands_out(stream: Stream, calls: list[int]) -> bool:
-    collective, from_one = stream.names.number("collective"), stream.names.table(having("from-root"))
-    return any(
-        stream.phase[call] == collective and from_one[stream.op[call]] and _root(stream, call) == stream.rank for call in calls
-    )
+    handing = from_root(stream)
+    return any(handing[call] and _root(stream, call) == stream.rank for call in calls)
 
 
 def _root(stream: Stream, call: int) -> int | None:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, numbered
+from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL, UNLIKELY
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.foundation.facts.criteria import Criterion
@@ -51,7 +51,8 @@ class Facts:
         self.verdicts, self.criterion = tree.verdicts, criterion
         self.errors = tree.verdicts.errors
         self.streams, self.names = tree.streams, tree.streams[1].names
-        self.leaves = tree.leaves
+        self.forward = tree.forward
+        self.leaves = tree.leaves & ~self.streams[1].again[self.errors.calls[1]]
         self.numbers: dict[tuple[int, str], Array] = {}
         self.products = np.array([row.own == "bilinear" for row in criterion.rows])[self.verdicts.rows]
 
@@ -78,7 +79,7 @@ class Facts:
         if has(op, "adds-product"):
             return self._within(pair, out[0], inputs)
         if has(op, "counts"):
-            targets = self._integers(self._forward(pair))
+            targets = self._integers(self.forward(pair))
             if len(targets) != 1 or self.errors.absolute[targets].any():
                 return None
             return self._counted(pair, out[0], inputs[0]) or self._of_probabilities(pair, out[0], inputs[0])
@@ -104,7 +105,7 @@ class Facts:
     def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
         """Ask a backward, which gets the gradient first."""
         if op.startswith("relu"):
-            forward = self._forward(pair)
+            forward = self.forward(pair)
             return self._zeros(out, [*inputs, *(self._floats(forward, outputs=True) if forward >= 0 else [])])
         known = self._slope_of(op, pair, out, inputs)
         if known is None:
@@ -121,16 +122,11 @@ class Facts:
         function = FUNCTIONS.get(op.removesuffix("_backward"))
         others = inputs[1:]
         if not op.endswith("_backward"):
-            others = self._floats(forward, outputs=False) if (forward := self._forward(pair)) >= 0 else []
+            others = self._floats(forward, outputs=False) if (forward := self.forward(pair)) >= 0 else []
         kinked = op.startswith("relu")  # its slope is another one however near two x are
         if function is None or kinked or len(others) != 1 or self._numel(others[0]) != self._numel(out):
             return None
         return function, others[0]
-
-    def _forward(self, pair: int) -> int:
-        """Return the matched call that saved tensors for this one, or `NONE`."""
-        stream = self.streams[1]
-        return int(numbered(self.errors.calls[1], len(stream))[stream.saved[int(self.errors.calls[1][pair])]])
 
     # ---------------------------------------------------------------- what all calls of a kind have in common
     def shifted(self, shifts: Shifts) -> dict[int, Reason]:
@@ -227,7 +223,8 @@ class Facts:
         times = []
         for side in (0, 1):
             x, _, b, made = (float(self.streams[side].l2[self.errors.slots[side][n]]) for n in (*inputs, out))
-            times.append(made / (x + abs(factor) * float(np.abs(self._ends(side, inputs[1])).max()) * b))
+            most = x + abs(factor) * float(np.abs(self._ends(side, inputs[1])).max()) * b
+            times.append(made / most if most else 1.0)  # of nothing, nothing is made
         return Why.TOO_LARGE(times[1]) if times[0] <= 1 + PRECISE and times[1] > ROOM else None
 
     def _rounded(self, pair: int) -> Reason | None:
@@ -251,7 +248,7 @@ class Facts:
 
     def _of_probabilities(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask the gradient (p - target) g / n of a mean over n targets: probabilities move by half of what logits do."""
-        forward = self._forward(pair)
+        forward = self.forward(pair)
         logits, targets = (self._floats(forward, outputs=False), self._integers(forward)) if forward >= 0 else ([], [])
         mean = self.streams[1].given(int(self.errors.calls[1][forward])).get("reduction", "mean") == "mean"
         if len(logits) != 1 or not mean or self._numel(gradient) > 1:
@@ -263,7 +260,7 @@ class Facts:
 
     def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
-        targets, zeros = self._integers(self._forward(pair)), [self._number(side, out, "n_zero") for side in (0, 1)]
+        targets, zeros = self._integers(self.forward(pair)), [self._number(side, out, "n_zero") for side in (0, 1)]
         if zeros[0] != zeros[1]:
             return None
         rows = self._numel(targets[0]) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
@@ -275,7 +272,7 @@ class Facts:
     def _scattered(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask a sum of gradients by index, the same on both sides, for what no gradient reached: one that is zero more leaves one
         element more, and zeros that lie elsewhere as many by chance."""
-        indices = self._integers(pair) or self._integers(self._forward(pair))
+        indices = self._integers(pair) or self._integers(self.forward(pair))
         given, made = ([self._number(side, n, "n_zero") for side in (0, 1)] for n in (gradient, out))
         if not indices or (self.errors.absolute[indices] != 0).any():
             return None

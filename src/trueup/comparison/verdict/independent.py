@@ -98,11 +98,11 @@ class Laws:
     """The laws of one rank and step; ``calls`` are the matched calls that are asked, all if None."""
 
     def __init__(self, tree: Tree, criterion: Criterion, calls: Array | None = None) -> None:
-        self.verdicts, self.criterion = tree.verdicts, criterion
+        self.verdicts, self.criterion, self.forward = tree.verdicts, criterion, tree.forward
         self.errors = errors = tree.verdicts.errors
         self.names = tree.streams[0].names
         self.alone = _keep_their_own(tree)
-        self.leaves = tree.leaves | self.alone
+        self.leaves = (tree.leaves | self.alone) & ~tree.streams[1].again[self.errors.calls[1]]
         self._its = its = np.arange(len(errors.pair)) if calls is None else np.flatnonzero(calls[errors.pair])
         """The entries of these calls; of others nothing below is filled in."""
         sides = [(stream, slots[its]) for stream, slots in zip(errors.streams, errors.slots, strict=True)]
@@ -236,8 +236,10 @@ class Laws:
             pair, out = int(kind.pairs[n]), int(kind.outputs[n])
             its = [int(entries[n]) for entries in kind.inputs.values()]
             same = [m for m in its if self.numel[m] == self.numel[out]]
-            others = np.array(errors.entries(pair))
+            forward = self.forward(pair)  # what it saved may be a factor, too
+            others = np.array([*errors.entries(pair), *(errors.entries(forward) if forward >= 0 else ())])
             others = others[errors.inputs[others] & ~np.isin(others, same)]
+            others = others[(errors.pair[others] == pair) | (self.numel[others] != self.numel[out])]
             if not same or pair in errors.arguments or (errors.absolute[others] != 0).any():
                 continue
             rest = self._apart(out, same)

@@ -35,7 +35,7 @@ from trueup.comparison.verdict.optimizer_updates import explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
 from trueup.foundation.facts.roundoff import SINGLE, roundoff, underflow
-from trueup.foundation.facts.slots import element, is_output
+from trueup.foundation.facts.slots import element, is_incoming_gradient, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.store.declared import Precision
 from trueup.foundation.store.parallel import side_by_side
@@ -90,6 +90,8 @@ class _Judge:
         owner, entry = self._read()
         known = ~np.isnan(errors.absolute[entry])
         unmeasured = np.bincount(owner[~known], minlength=self.count) > 0
+        given = np.bincount(errors.pair[self.names.table(is_incoming_gradient)[errors.names]], minlength=self.count) > 0
+        unmeasured |= errors.streams[1].again[errors.calls[1]] & ~given
         owner, entry = owner[known], entry[known]
         error_in = np.zeros(self.count)
         np.maximum.at(error_in, owner, relative[entry])

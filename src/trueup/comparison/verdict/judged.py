@@ -275,6 +275,10 @@ class Tree:
         pair = int(self.pairs[side][call])
         return None if pair < 0 else self.verdicts.at(pair)
 
+    def forward(self, pair: int) -> int:
+        """Return the matched call that saved tensors for a backward, or `NONE`."""
+        return int(self.pairs[1][self.streams[1].saved[int(self.verdicts.errors.calls[1][pair])]])
+
     def around(self, call: int, side: int = 1) -> list[int]:
         """Return the calls around a call, innermost first."""
         return list(self.streams[side].around(call))

@@ -71,7 +71,7 @@ def locate(
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
-    part.rewritten = excused.counts()
+    part.rewritten = len(excused.rewritten[0]), len(excused.rewritten[1])
     part.stale = None if forced or criterion.limits else stale(tree, origins.made)
     part.narrowed = None if forced or criterion.limits else peers.narrowed(tree)
     speaking = {s.place for s in suspects}

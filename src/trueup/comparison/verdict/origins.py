@@ -168,12 +168,8 @@ class Origins:
         left_out = self.lacks_optimizer(1 - side)
         return [row for row in self.pending[side].values() if not (left_out and row.phase == "optimizer")]
 
-    def error(self, seq: int) -> float:
-        """Return the largest relative error of the outputs of a compared call of an earlier step; 0 where there is none."""
-        return self.made(seq) or 0.0
-
     def made(self, seq: int) -> float | None:
-        """Return the same, None where there is no such call."""
+        """Return the largest relative error of the outputs of a compared call of an earlier step; None where there is none."""
         for seqs, worst in reversed(self.errors):
             at = int(np.searchsorted(seqs, seq))
             if at < len(seqs) and seqs[at] == seq:

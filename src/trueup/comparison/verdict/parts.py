@@ -85,9 +85,7 @@ class Parts:
     def _roundoffs(self, call: int) -> tuple[list[float], float]:
         """Return the unit roundoff of each floating-point tensor that a call reads, and of the coarsest that it makes."""
         stream = self.stream
-        found = [
-            (stream.names.names[slot], roundoff(stream.dtype_of(k))) for slot, k in stream.slots(call).items()
-        ]
+        found = [(stream.names.names[slot], roundoff(stream.dtype_of(k))) for slot, k in stream.slots(call).items()]
         read = [unit for name, unit in found if is_input(name) and unit > 0]
         return read, max((unit for name, unit in found if is_output(name)), default=0.0)
 

@@ -283,7 +283,7 @@ class Regions:
         elif seq in self.origins.loose[side]:
             error = None
         else:
-            before = self.origins.error(seq) if side == 1 else 0.0
+            before = (self.origins.made(seq) or 0.0) if side == 1 else 0.0
             region.earlier = max(region.earlier, before)
             return before
         if error is None or math.isnan(error.low):

@@ -89,10 +89,6 @@ class Reconvergence:
         """Tell whether a matched call stands in a formula that was excused."""
         return pair != NONE and int(self.tree.verdicts.errors.calls[1][pair]) in self.rewritten[1]
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many calls of each side were excused."""
-        return len(self.rewritten[0]), len(self.rewritten[1])
-
     def _entries(self, pair: int) -> tuple[list[int], list[int]]:
         """Return the entries of the errors of a matched call, and those of its results."""
         found = list(self.tree.verdicts.errors.entries(pair))

@@ -166,23 +166,19 @@ def _without_backward(regions: Regions, criterion: Criterion) -> Iterator[Call]:
         other, aten = tree.streams[1 - side], stream.names.number("aten")
         backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
         chosen = calls[backward & (stream.saved[calls] != NONE)]
-        pairs = tree.pairs[side][_forward(stream, chosen)]
+        pairs = tree.pairs[side][stream.forward[chosen]]
         partner = np.r_[tree.verdicts.errors.calls[1 - side], NONE][pairs]
         theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
         mine = np.flatnonzero((stream.phase == stream.names.number("backward")) & (stream.level != aten))
-        often, less = (np.bincount(of[of != NONE], minlength=1) for of in (_forward(stream, mine), _forward(other, theirs)))
-        missing = chosen[(partner != NONE) & (_at(less, partner) < _at(often, _forward(stream, chosen)))]
-        forward = _forward(stream, missing).tolist()
+        often, less = (np.bincount(of[of != NONE], minlength=1) for of in (stream.forward[mine], other.forward[theirs]))
+        missing = chosen[(partner != NONE) & (_at(less, partner) < _at(often, stream.forward[chosen]))]
+        forward = stream.forward[missing].tolist()
         alone = (pair for pair in zip(missing.tolist(), forward, strict=True) if pair[0] not in regions.rewritten[side])
         yield from ((side, call) for call, of in alone if computes(stream, of, criterion))
 
 
 def _at(counts: Numbers, of: Numbers) -> Numbers:
     return np.where((of >= 0) & (of < len(counts)), counts[np.minimum(of, len(counts) - 1)], 0)
-
-
-def _forward(stream: Stream, calls: Numbers) -> Numbers:
-    return stream.index(stream.forward_seq[calls])
 
 
 def settle(regions: Regions, criterion: Criterion) -> None:
