@@ -76,15 +76,15 @@ def test_halves_joined_in_another_order_are_named(tmp_path: Path, level: str) ->
     first = compared(tmp_path, level, PLAIN, ("swapped", "", focal)).culprit
     assert first is not None
     assert (first.op, first.kind, first.step) == ("torch.cat", "argument", 0)
-    assert "input.0.0 is a result of torch.nn.functional.linear" in first.sentence
-    assert "in the candidate, and of torch.Tensor.add" in first.sentence
+    assert first.cause.startswith("torch.cat reads the result of torch.Tensor.add in the baseline, of torch.nn.functional.linear (")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_view_read_for_what_was_computed_is_named(tmp_path: Path, level: str) -> None:
     result = compared(tmp_path, level, PLAIN, ("unread sum", "", focal))
-    assert [(f.op, f.kind) for f in result.culprits] == [("torch.cat", "argument")]
-    assert "input.0.0 is a result of torch.nn.functional.linear" in result.culprits[0].sentence
+    assert [(f.op, f.kind, f.cause) for f in result.culprits] == [
+        ("torch.Tensor.__getitem__", "region", "only the candidate runs torch.Tensor.__getitem__")
+    ]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -74,9 +74,7 @@ KEPT = frozenset({*OF_CALL, "slot", "value"})  # columns of a row that are not t
 Bytes = tuple[tuple[int, ...], str]
 
 
-def channels_last(
-    table: pa.Table, columns: dict[str, list[str]], starts: list[int], dialect: Dialect
-) -> dict[int, Axes]:
+def channels_last(table: pa.Table, columns: dict[str, list[str]], starts: list[int], dialect: Dialect) -> dict[int, Axes]:
     """Return, by row, how the axes of data lie; rows without such data are left out. ``columns`` are ``level``, ``scope``, ``op``
     and ``slot`` as texts; ``starts`` says where calls begin, and the end."""
     calls = list(pairwise(starts))

@@ -178,9 +178,7 @@ def _with_norms(table: pa.Table, slots: list[str], norms: dict[str, float]) -> p
     return put(table, "l2", pa.array(l2, pa.float64()))
 
 
-def _as_call(
-    table: pa.Table, slots: list[str], layouts: dict[int, Axes], step: int, seq: int, columns: Sequence[str]
-) -> pa.Table:
+def _as_call(table: pa.Table, slots: list[str], layouts: dict[int, Axes], step: int, seq: int, columns: Sequence[str]) -> pa.Table:
     if layouts:
         table = laid_out(table, layouts)
     fixed = {**OF_STEP, "step": step, "seq": seq, "producer_seq": None, "producer_slot": None, "site": None}

@@ -45,9 +45,7 @@ class _Side:
 class Likeness:
     """Likeness of calls of two sequences, indices into their streams. ``ops``: by call of each side, its operator's number."""
 
-    def __init__(
-        self, first: list[int], second: list[int], baseline: Stream, candidate: Stream, ops: tuple[Array, Array]
-    ) -> None:
+    def __init__(self, first: list[int], second: list[int], baseline: Stream, candidate: Stream, ops: tuple[Array, Array]) -> None:
         kinds: dict[object, int] = {}
         sides = ((first, baseline, ops[0]), (second, candidate, ops[1]))
         mixed = baseline.imported != candidate.imported or baseline.mixed

@@ -103,9 +103,7 @@ class Comparison:
                 raise TrueupError(f"{capture.path} and the baseline are of different frameworks; repeat the baseline in its own")
         return [*self.captures, *translated(others, self.mapping, mixed=self.overlap.mixed)]
 
-    def run(
-        self, *see: Callable[[Part], None], beside: Callable[[Stream], Any] | None = None, in_full: bool = False
-    ) -> None:
+    def run(self, *see: Callable[[Part], None], beside: Callable[[Stream], Any] | None = None, in_full: bool = False) -> None:
         """Compare all that the runs have in common. ``see`` gets what was measured and judged of each part, while it is at hand;
         ``beside`` is taken of each stream meanwhile, on another thread (`Part.beside`); ``in_full``: they want `Errors.bytes`."""
         self.see, self.beside, self.in_full = see, beside, in_full or bool(self.criterion.limits)

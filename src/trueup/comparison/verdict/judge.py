@@ -31,7 +31,7 @@ from trueup.comparison.verdict.judged import (
 from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.limits import apply as apply_limits
 from trueup.comparison.verdict.operands import Calls, Tensors, most
-from trueup.comparison.verdict.optimizer_updates import explain_updates
+from trueup.comparison.verdict.optimizer_updates import explain_signs, explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
 from trueup.foundation.facts.roundoff import SINGLE, roundoff, underflow
@@ -69,9 +69,7 @@ class _Granted:
 
 
 class _Judge:
-    def __init__(
-        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, explain: bool
-    ) -> None:
+    def __init__(self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, explain: bool) -> None:
         self.explain = explain
         self.errors, self.criterion, self.precision, self.yardstick = errors, criterion, precision, yardstick
         self.baseline, self.candidate = errors.streams
@@ -114,6 +112,8 @@ class _Judge:
             self._by_direction(outputs, budget, granted)
             updates = self.criterion.row(STEP, "module", "optimizer")
             granted.own, granted.expected = explain_updates(errors, outputs, granted.own, granted.expected, updates)
+            signs = np.array([row.carry == "sign" for row in self.criterion.rows])[self.rows]
+            explain_signs(errors, outputs, error_in, signs, granted.expected)
             granted.expected = np.maximum(granted.expected, self.known[outputs])
             self._by_yardstick(outputs, granted)
             granted.declared = np.where(granted.decided < REPEATS, granted.declared, 0.0)
@@ -248,9 +248,7 @@ class _Judge:
         wrong = fails[outputs]
         return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
 
-    def _by_elements(
-        self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, unit: Array, granted: _Granted
-    ) -> None:
+    def _by_elements(self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, unit: Array, granted: _Granted) -> None:
         """Let what rounding does to one element, by the ``unit`` it is computed in, decide where an error sits in few."""
         errors, pair, names = self.errors, self.errors.pair[outputs], self.names
         baseline = self.baseline

@@ -83,7 +83,8 @@ class Judged:
             return False
         certain = criterion.certain_carried if self.error_in == 0 or self.decided == COHERENT else criterion.certain
         carried = max(self.expected - self.own, 0.0)
-        decides = self.row.own == "exact" and self.row.carry == "branch"  # how many numbers lie at the edge is in no statistic
+        decides = self.row.carry == "sign" or (self.row.own == "exact" and self.row.carry == "branch")
+        # How many numbers lie at the edge, as Adam's of a gradient that is rounding alone, is in no statistic.
         if carried >= GONE or (decides and self.error_in > 0):
             return False  # nothing is left of a result that cancels, and how coherent its terms' errors are is not known
         return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * (carried + self.declared)
@@ -245,9 +246,7 @@ class Tree:
     def __init__(self, verdicts: Verdicts, alignment: Alignment) -> None:
         self.verdicts, self.streams = verdicts, verdicts.errors.streams
         self.unmatched = alignment.only_baseline, alignment.only_candidate
-        self.pairs = tuple(
-            numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True)
-        )
+        self.pairs = tuple(numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True))
         """By side: the matched call of each call, `NONE` where it has no counterpart; one more entry, for `NONE`."""
 
     @cached_property

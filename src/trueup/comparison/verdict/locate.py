@@ -56,8 +56,7 @@ def locate(
     if verdicts.errors.all_same and origins.passes(tree):
         part.elsewhere = begins_elsewhere(part) if first_step else None
         return
-    loose = loose_calls(tree)
-    for stream, calls in zip(tree.streams, loose, strict=True):
+    for stream, calls in zip(tree.streams, loose := loose_calls(tree), strict=True):
         stream.name_views(calls)
     regions = Regions(tree, loose, origins)
     excused = Reconvergence(tree, regions, criterion, forced=forced)
@@ -379,7 +378,7 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
 def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
     """Find calls that were given the result of another call than their counterparts."""
     found, errors = [], tree.verdicts.errors
-    for pair, entry in rewired(tree):
+    for pair, entry in dict(reversed(rewired(tree))).items():  # the first of each call
         slot = errors.distance(entry).slot
         if not excused.pair(pair, slot):
             sides = zip(tree.streams, errors.slots, strict=True)
@@ -424,9 +423,7 @@ def _wrong_by_themselves(part: Part, tree: Tree, own_errors: OwnErrors) -> dict[
     return {pair: why for pair, seq in zip(asked.tolist(), seqs[1], strict=True) if (why := told.get(seq)) is not None}
 
 
-def _apart_from_peers(
-    tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence
-) -> list[Suspect]:
+def _apart_from_peers(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
     """Find calls that differ of equal inputs within what rounding explains, and no other that does the same differs at all."""
     speaking, found = {s.place for s in known}, []
     for pair, peer in peers.unlike(tree).items():
@@ -461,9 +458,7 @@ def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, chosen: bool)
 def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether an output has a coarser dtype for it: its rounding is then what was asked for. A finer one rounds less."""
     outputs = (error for name, error in judged.call.slots.items() if is_output(name))
-    return any(
-        roundoff(streams[1].dtype_of(error.candidate)) > roundoff(streams[0].dtype_of(error.baseline)) for error in outputs
-    )
+    return any(roundoff(streams[1].dtype_of(error.candidate)) > roundoff(streams[0].dtype_of(error.baseline)) for error in outputs)
 
 
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:

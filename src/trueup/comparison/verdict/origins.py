@@ -264,15 +264,17 @@ def _is_cancelled(tree: Tree, entry: int) -> bool:
 
 
 def _plain(tree: Tree) -> Array:
-    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of two kinds."""
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or of two kinds. What is given where the
+    baseline is given zeros, as a state that begins otherwise, is relative to the largest that its call is given."""
     errors = tree.verdicts.errors
-    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
-    return np.where(nothing | tree.two_kinds, 0.0, errors.generous)
+    zero, nothing = (errors.norm == 0) & np.isfinite(errors.absolute), np.isnan(errors.absolute) | errors.unsized | tree.two_kinds
+    given = most(np.where(errors.inputs, np.nan_to_num(errors.norm), 0.0), errors.pair, len(tree.verdicts))[errors.pair]
+    with np.errstate(all="ignore"):
+        beside = np.where(errors.inputs & (given > 0), errors.absolute / given, 0.0)
+    return np.where(nothing, 0.0, np.where(zero, beside, errors.generous))
 
 
-def arising_inside(
-    unexplained: Iterable[Unexplained], tree: Tree, criterion: Criterion
-) -> tuple[list[int], list[Unexplained]]:
+def arising_inside(unexplained: Iterable[Unexplained], tree: Tree, criterion: Criterion) -> tuple[list[int], list[Unexplained]]:
     """Return the matched modules inside which differences arise that came in unseen, and those that this leaves open. The
     innermost module around the reader that was compared as a whole answers, if its own outputs are certainly wrong. Dumps of
     other tools tell inputs by statistics at best, and modules of two frameworks are not the same: of those nothing is said."""

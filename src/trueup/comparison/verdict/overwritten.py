@@ -64,9 +64,8 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
 
 def rewired(tree: Tree) -> list[tuple[int, int]]:
     """Return ``(matched call, entry)`` of forward and optimizer calls that read another call's result than their counterparts do.
-    Both of the calls that made these agree with their counterparts, by far more than what is read differs, or what made the
-    baseline's runs only later in the candidate; and what is made of it differs. Only where every call that computes had a
-    counterpart so far: else the runs may write one formula in two ways."""
+    Both makers agree with their counterparts, by far more than what is read differs, or the baseline's runs only later in the
+    candidate. Only where every call that computes had a counterpart so far: else the runs may write one formula in two ways."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
     apart = np.flatnonzero(errors.inputs & (errors.absolute > 0))
     if not len(apart) or tree.is_foreign:
