@@ -130,7 +130,7 @@ class Stream(CallColumns):
         return order, self.parents[order]
 
     def name_views(self, calls: Sequence[int]) -> None:
-        """Name these calls, which one run alone has, as producers of what reads the views that they take of what their step made."""
+        """Name these calls, which one run alone has, as producers of what reads the views they take of what their step made."""
         made = self.names.table(is_output)[self.slot] & (self.numel > 1) & self.is_identified
         reads = np.flatnonzero(self.names.table(is_input)[self.slot] & np.isin(self.identity, self.identity[made]))
         producer, producer_slot, shapes = self.producer.copy(), self.producer_slot.copy(), self.shapes.exact

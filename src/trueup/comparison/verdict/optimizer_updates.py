@@ -83,7 +83,7 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
 def explain_signs(errors: Errors, outputs: Numbers, error_in: Array, signs: Array, expected: Array) -> None:
     """Grant results with a quotient (``signs``, by call) twice what they are moved by, where what goes in differs and no more than
     half of an operator's in a step are off: no norm tells how much of a gradient is rounding alone."""
-    stream, pair = errors.streams[0], errors.pair[outputs]
+    stream, pair, shapes = errors.streams[0], errors.pair[outputs], errors.streams[0].shapes.exact
     calls = errors.calls[0][pair]
     at = np.flatnonzero((signs & (error_in > 0))[pair] & stream.during("optimizer")[calls])
     _, kind = np.unique(np.stack([stream.step[calls[at]], stream.op[calls[at]]]), axis=1, return_inverse=True)
@@ -91,7 +91,7 @@ def explain_signs(errors: Errors, outputs: Numbers, error_in: Array, signs: Arra
     few = over & (2 * np.bincount(kind.reshape(-1), over) <= np.bincount(kind.reshape(-1)))[kind.reshape(-1)]
     for n in at[few].tolist():
         k = int(errors.slots[0][outputs[n]])
-        read = [j for j in stream.slots_of(int(stream.call[k]), is_input).tolist() if stream.shapes.exact[j] == stream.shapes.exact[k]]
+        read = [j for j in stream.slots_of(int(stream.call[k]), is_input).tolist() if shapes[j] == shapes[k]]
         moved = distance(stream.sketch[read], stream.sketch[[k] * len(read)]).min(initial=np.inf)
         expected[n] = max(expected[n], 2 * float(moved) / float(stream.l2[k]) if stream.l2[k] > 0 else 0.0)
 
