@@ -119,3 +119,51 @@ def test_what_reads_another_tensor_is_one_culprit(
 def test_an_own_function_with_its_own_backward_is_no_difference(base: Path, tmp_path: Path) -> None:
     result = trueup.compare(base, trained(tmp_path / "run", lambda: Gated(own=False)))
     assert result.verdict == "aligned", result.sentence
+
+
+def penalised(into: Path, times: float) -> Path:
+    """Train a critic whose loss has a penalty on its gradient, as WGAN-GP has."""
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    with trueup.capture(into, model=critic, level="api", detail="stats") as capture:
+        for step in range(2):
+            x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+            (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+            optimizer.zero_grad()
+            (critic(x.detach()).mean() + times * (slope.norm(dim=1) - 1).square().mean()).backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+def test_the_gradient_of_a_gradient_is_no_second_culprit(tmp_path: Path) -> None:
+    result = trueup.compare(penalised(tmp_path / "one", 1.0), penalised(tmp_path / "ten", 10.0))
+    assert [(one.op, one.phase) for one in result.culprits] == [("torch.Tensor.mul", "forward")], result.sentence
+
+
+def attending(into: Path, optimizer: Callable[..., torch.optim.Optimizer], *, weights: bool = False) -> Path:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    stepper = optimizer(attention.parameters())
+    with trueup.capture(into, model=attention, level="api", detail="stats") as capture:
+        for step in range(2):
+            x = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(step))
+            attention(x, x, x, need_weights=weights)[0].square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+            capture.step()
+    return into
+
+
+def test_keys_without_a_gradient_are_no_fault_of_the_optimizer(tmp_path: Path) -> None:
+    """The bias of keys, packed with those of queries and values, has none but rounding; Adam makes a whole step of it."""
+    runs = [attending(tmp_path / str(asked), lambda p: torch.optim.Adam(p, eps=1e-9), weights=asked) for asked in (False, True)]
+    assert trueup.compare(*runs).verdict == "aligned"
+
+
+def test_another_first_state_of_an_optimizer_is_open(tmp_path: Path) -> None:
+    zeros = attending(tmp_path / "zeros", torch.optim.Adagrad)
+    result = trueup.compare(zeros, attending(tmp_path / "tenths", lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1)))
+    assert result.verdict == "inconclusive"
+    assert "Adagrad initial_accumulator_value: 0.0 in the baseline, 0.1 in the candidate" in result.sentence
