@@ -166,4 +166,4 @@ def test_another_first_state_of_an_optimizer_is_open(tmp_path: Path) -> None:
     zeros = attending(tmp_path / "zeros", torch.optim.Adagrad)
     result = trueup.compare(zeros, attending(tmp_path / "tenths", lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1)))
     assert result.verdict == "inconclusive"
-    assert "Adagrad initial_accumulator_value: 0.0 in the baseline, 0.1 in the candidate" in result.sentence
+    assert "Adagrad initial_accumulator_value: 0 in the baseline, 0.1 in the candidate" in result.sentence
