@@ -464,10 +464,9 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:
     """Put the culprits first, in the order in which their results were there, and leave out what an earlier one explains.
 
-    A later one is a culprit of its own where its error stays when those of its inputs are accounted for. A backward call may also
-    read what its forward call saved, and an input that no recorded call made may have come from an earlier difference unseen.
-    Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference
-    reached it (``tainted``: by rank, the step and place) comes last: ranks share an order only if they run the same program."""
+    A later one is a culprit of its own where its error stays when those of its inputs are accounted for, with what its forward
+    saved; an input that no recorded call made may come from a difference unseen. Certain ones go first. Within a step, what
+    happens on a rank after another one's difference reached it (``tainted``: by rank, the step and place) comes last."""
     reached = tainted or {}
     culprits: list[Suspect] = []
 

@@ -459,8 +459,7 @@ def mask(calls: Iterable[int], count: int) -> Array:
 
 
 def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
-    """Return a mask as `mask` of calls and of all that may be named as who made what these did: the operators that run inside them,
-    and the function around one that is no more than it."""
+    """Return a mask as `mask` of calls, of the operators inside them, and of the function around one that is no more than it."""
     found = mask(calls, len(stream))
     above = np.r_[stream.parents, NONE]
     single = np.bincount(above[above >= 0], minlength=len(above))[above] == 1
@@ -509,7 +508,10 @@ def chooses(region: Region) -> bool:
 
 
 def is_part_of(region: Region, other: Region) -> bool:
-    """Tell whether a region is another one at a finer level, or the backward of that: all of its calls lie inside it."""
+    """Tell whether a region is another one at a finer level, or the backward of that: all its calls lie inside, or some go on."""
+    shares = any(not its.isdisjoint(others) for its, others in zip(region.calls, other.calls, strict=True))
+    if shares and region.exits[0][0].call.candidate.seq > other.exits[0][0].call.candidate.seq:
+        return True
     for side, calls in enumerate(region.calls):
         stream, its = region.tree.streams[side], other.calls[side]
         for call in calls:
@@ -574,9 +576,8 @@ def added(region: Region) -> Reason | None:
 
 
 def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
-    """Return the unmatched calls of each side that no compared call around them accounts for. A function was compared by what it
-    returns. A module was too, but what runs inside it may be wrong within the room of a whole module, so it is judged by who
-    reads it; of two frameworks, or another tool's dump, hardly anything inside a module is matched."""
+    """Return the unmatched calls of each side that no compared function around them accounts for. Inside a module they may be wrong
+    within its room, and are judged by who reads them; but of two frameworks, or a dump, hardly anything there is matched."""
     whole = tree.is_foreign
     found: list[list[int]] = []
     for side, calls in enumerate(tree.unmatched):
