@@ -131,17 +131,17 @@ class Stream(CallColumns):
 
     def name_views(self, calls: Sequence[int]) -> None:
         """Name these calls, which one run alone has, as producers of what reads the views they take of what their step made."""
-        made = self.names.table(is_output)[self.slot] & (self.numel > 1) & self.is_identified
-        reads = np.flatnonzero(self.names.table(is_input)[self.slot] & np.isin(self.identity, self.identity[made]))
-        producer, producer_slot, shapes = self.producer.copy(), self.producer_slot.copy(), self.shapes.exact
-        for call in calls:  # in order: of several that take the same view the last one counts
-            of = self.producers[self.slots_of(call, is_input)]
-            of = self.seq[of[(of != NONE) & (self.step[of] == self.step[call])]]
-            its = reads[(self.call[reads] > call) & np.isin(self.producer[reads], of)] if len(of) else of
-            for k in self.slots_of(call, is_output).tolist() if len(its) else ():
-                found = its[made[k] & (self.identity[its] == self.identity[k]) & (shapes[its] == shapes[k])]
-                producer[found], producer_slot[found] = self.seq[call], self.slot[k]
-        self.producer, self.producer_slot = producer, producer_slot
+        known, before, producers, shapes = (self.numel > 1) & self.is_identified, self.producer, self.producers, self.shapes.exact
+        made = np.flatnonzero(self.names.table(is_output)[self.slot] & known & np.isin(self.call, calls))
+        reads = np.flatnonzero(self.names.table(is_input)[self.slot] & known & np.isin(self.identity, self.identity[made]))
+        reads = reads[np.argsort(self.identity[reads], kind="stable")]
+        read, self.producer, self.producer_slot = self.identity[reads], before.copy(), self.producer_slot.copy()
+        for k in made[np.isin(self.identity[made], read)].tolist():  # in order: of several that take one view the last one counts
+            of = producers[self.slots_of(int(self.call[k]), is_input)]
+            of = self.seq[of[(of != NONE) & (self.step[of] == self.step[self.call[k]])]]
+            its = reads[slice(*(int(np.searchsorted(read, self.identity[k], side)) for side in ("left", "right")))]
+            its = its[(self.call[its] > self.call[k]) & (shapes[its] == shapes[k]) & np.isin(before[its], of)]
+            self.producer[its], self.producer_slot[its] = self.seq[self.call[k]], self.slot[k]
         self.__dict__.pop("producers", None)
 
     def around(self, call: int) -> Iterator[int]:
