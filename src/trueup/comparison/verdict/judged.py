@@ -83,8 +83,7 @@ class Judged:
             return False
         certain = criterion.certain_carried if self.error_in == 0 or self.decided == COHERENT else criterion.certain
         carried = max(self.expected - self.own, 0.0)
-        decides = self.row.carry == "sign" or (self.row.own == "exact" and self.row.carry == "branch")
-        # How many numbers lie at the edge, as Adam's of a gradient that is rounding alone, is in no statistic.
+        decides = self.row.own == "exact" and self.row.carry == "branch"  # how many numbers lie at the edge is in no statistic
         if carried >= GONE or (decides and self.error_in > 0):
             return False  # nothing is left of a result that cancels, and how coherent its terms' errors are is not known
         return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * (carried + self.declared)
