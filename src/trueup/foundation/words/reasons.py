@@ -81,7 +81,7 @@ WORDS = {
     "parameters}}",
     Why.RUNS_ALONE: "only the {0} runs {1}",
     Why.RUNS_INSTEAD: "the candidate runs {1} where the baseline runs {0}",
-    Why.TIMES_RUN: "{0} ({1} times)",
+    Why.TIMES_RUN: "{0} ({1} {1:time|times})",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
     Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
