@@ -26,7 +26,8 @@ from trueup.foundation.frameworks.mapping import Mapping as Map
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture
 
-KEPT = 2  # joined steps that are held
+KEPT = 2
+"""Joined steps that are held: one that is compared, and one that is read ahead."""
 
 
 def undeclared(key: Key, slot: str, axis: str) -> Way | None:  # noqa: ARG001

@@ -22,7 +22,11 @@ from trueup.foundation.store import Capture, table
 JOINED = "joined"
 """Name of the segment that bytes put together lie in; no file has it."""
 
-ENOUGH = 64  # elements of a mask
+
+ENOUGH = 64
+"""Elements of a mask that are the same on two ranks: by chance that has a probability of 2**-64."""
+RARE = 0.02
+"""Part of a mask that is kept, or dropped, below which two masks are much alike whatever drew them."""
 
 MISFIT = "misfit"  # kind of `Apart`: pieces of sizes that do not make a whole
 
@@ -184,7 +188,7 @@ class _Joining:
             for group in self._geometry.along(axis):
                 loads = [slot.pieces[rank].load for rank in group]
                 masks = [load() == 0 for load in loads if load is not None]
-                if len(masks) < 2 or masks[0].size < ENOUGH or not 0.02 < masks[0].mean() < 0.98:
+                if len(masks) < 2 or masks[0].size < ENOUGH or not RARE < masks[0].mean() < 1 - RARE:
                     continue
                 if all(mask.shape == masks[0].shape and np.array_equal(mask, masks[0]) for mask in masks):
                     told = Apart("masks", slot.key, slot.name, self._told.step, slot.seq, axis, tuple(group), 0.0)
