@@ -131,9 +131,9 @@ def _other_ranks(first: Finding, occurrences: Sequence[Occurrence]) -> list[str]
 
 
 def evidence(finding: Finding) -> str:
-    """Say what was measured at a call, in one line: ``inputs agree (rel. L2 3e-8), outputs do not (...)``."""
-    said = _EVIDENCE[finding.kind](finding)
-    return f"{said}; {one_line(finding.because)}" if finding.because else said
+    """Say what was measured at a call, in one line: ``inputs agree (rel. L2 3e-8), outputs do not (...)``, without its cause."""
+    reasons = [one for one in one_line(finding.because).split("; ") if one and one not in one_line(finding.cause)]
+    return "; ".join([_EVIDENCE[finding.kind](finding), *reasons])
 
 
 def operators(finding: Finding) -> str:
