@@ -38,7 +38,7 @@ SAID = [
     (Why.WEIGHT("exp_avg", False, "fc.weight", None), "what the optimizer made of state exp_avg of fc.weight"),
     (Why.WEIGHT(None, True, "fc.weight", 1), "what the optimizer made of what it adds to fc.weight and of 1 more parameter"),
     (Why.RUNS_ALONE("candidate", (Why.TIMES_RUN("aten::mul_", 2), Why.TIMES_RUN("aten::add_", 1))),
-     "only the candidate runs aten::mul_ (2 times), aten::add_ (1 times)"),
+     "only the candidate runs aten::mul_ (2 times), aten::add_ (1 time)"),
     (Why.MOVED_TIMES(4, 2.0),
      "all 4 weights were moved 2.00 times as far, the same way: another learning rate, or gradients clipped or scaled"),
     (Why.GIVEN(None), "what the ranks gave is bitwise equal: it went wrong between them"),

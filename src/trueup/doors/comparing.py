@@ -50,7 +50,7 @@ def curves(
 
 def are_monitored(baseline: Path, candidate: Path) -> bool:
     """Tell whether two runs are both of a monitor; raises TrueupError if one is no capture."""
-    return all(MONITOR in layout.read_root(one) for one in (baseline, candidate))
+    return all(one.is_dir() and MONITOR in layout.read_root(one) for one in (baseline, candidate))
 
 
 def compare(

@@ -12,10 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from trueup.analysis.rerun.executing import executing, framework_of
+from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import DETAILS, TrueupError
 from trueup.foundation.store import Capture
@@ -114,8 +118,18 @@ class OwnErrors:
                     unknown.add(key)
                 else:
                     found.setdefault(key, None)
+            for key in self._views() if found else ():  # which a shadow does not judge, for they compute nothing
+                found.setdefault(key, None)
             self._shadow = {key: why for key, why in found.items() if why is not None or key not in unknown}
         return self._shadow
+
+
+    def _views(self) -> Iterator[tuple[int, int]]:
+        """Yield rank and number of the candidate's calls that only show what they were given."""
+        rows = self._captures[1].records(columns=["rank", "seq", "op"])
+        shown = [op for op in pc.unique(rows["op"]).to_pylist() if op is not None and has(op, "view")]
+        for row in rows.filter(pc.is_in(rows["op"], pa.array(shown, pa.string()))).to_pylist():
+            yield row["rank"], row["seq"]
 
 
 def _call(calls: RecordedCalls, rank: int, seq: int) -> RecordedCall | None:

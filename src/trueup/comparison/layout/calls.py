@@ -110,7 +110,7 @@ def calls_of(table: pa.Table, classes: Mapping[str, str] | None = None) -> Calls
 
 
 def _serves(row: dict[str, Any]) -> bool:
-    return (row["op"].startswith(MACHINERY) and not row["op"].startswith("torch.distributed.optim")) or has(row["op"], "view")
+    return (row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
 
 
 def _pass_on(found: Calls, seq: int, rows: list[dict[str, Any]]) -> None:

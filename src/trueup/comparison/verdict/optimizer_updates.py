@@ -85,7 +85,8 @@ def explain_signs(errors: Errors, outputs: Numbers, error_in: Array, signs: Arra
     half of an operator's in a step are off: no norm tells how much of a gradient is rounding alone."""
     stream, pair, shapes = errors.streams[0], errors.pair[outputs], errors.streams[0].shapes.exact
     calls = errors.calls[0][pair]
-    at = np.flatnonzero((signs & (error_in > 0))[pair] & stream.during("optimizer")[calls])
+    ours = stream.during("optimizer")[calls] & (stream.op[calls] != stream.names.number(STEP))  # of that `explain_updates` tells
+    at = np.flatnonzero((signs & (error_in > 0))[pair] & ours)
     _, kind = np.unique(np.stack([stream.step[calls[at]], stream.op[calls[at]]]), axis=1, return_inverse=True)
     over = errors.relative[outputs[at]] > expected[at]
     few = over & (2 * np.bincount(kind.reshape(-1), over) <= np.bincount(kind.reshape(-1)))[kind.reshape(-1)]
