@@ -123,7 +123,6 @@ class OwnErrors:
             self._shadow = {key: why for key, why in found.items() if why is not None or key not in unknown}
         return self._shadow
 
-
     def _views(self) -> Iterator[tuple[int, int]]:
         """Yield rank and number of the candidate's calls that only show what they were given."""
         rows = self._captures[1].records(columns=["rank", "seq", "op"])

@@ -55,7 +55,7 @@ class Recorded:
 
     def _referred(self, stream: Stream, seqs: Numbers) -> Reason | None:
         silent = stream.during(*SILENT)
-        forwards = stream.forward_seq, stream.index(stream.forward_seq), Why.FORWARD_GONE
+        forwards = stream.forward_seq, stream.forward, Why.FORWARD_GONE
         for column, calls, why in ((stream.parent, stream.parents, Why.OUTER_GONE), forwards):
             lost = np.flatnonzero(self._are_lost(column, calls, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):

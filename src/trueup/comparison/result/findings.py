@@ -24,7 +24,8 @@ from trueup.comparison.graph.streams import Array, Row, Stream
 from trueup.comparison.measures.measure import Distance
 from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, SHARED
 from trueup.comparison.normalise.updates import ADDED, STEP
-from trueup.comparison.verdict.judged import SIDES, Judged, Suspect
+from trueup.comparison.verdict.judged import Judged, Suspect
+from trueup.comparison.verdict.regions import ran_otherwise
 from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.slots import is_input, is_output
@@ -87,11 +88,8 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
     alone = [first - second for first, second in (ran, ran[::-1])]
     most = [tuple(Why.TIMES_RUN(*counted) for counted in ops.most_common(3)) for ops in alone]
-    if all(most):
-        said.append(Why.RUNS_INSTEAD(*most))
-    elif any(most):
-        side = 0 if most[0] else 1
-        said.append(Why.RUNS_ALONE(SIDES[side], most[side]))
+    otherwise = ran_otherwise(most)
+    said += [] if otherwise is None else [otherwise]
     suspect.because = tuple(said)
 
 

@@ -192,7 +192,7 @@ class Comparison:
         self._look_for_holes(place, streams)
         if not all(stream.is_ordered and len(stream.steps) == len(place.steps) for stream in streams):
             return False
-        beside = [ahead.meanwhile(self.beside, stream) for stream in streams[:2] if self.beside is not None]
+        beside = self._meanwhile(ahead, streams)
         streams = self._normalised(streams)
         part = self._judged(place, streams)
         if not is_quiet(part, self.criterion, self.origins[place.rank]):
@@ -214,7 +214,7 @@ class Comparison:
         for capture, stream in zip(self.runs[2:], streams[2:], strict=True):
             if not len(stream):
                 self.notes.append(Why.RUN_LACKS(str(capture.path), rank, step))
-        beside = [ahead.meanwhile(self.beside, stream) for stream in streams[:2] if self.beside is not None]
+        beside = self._meanwhile(ahead, streams)
         # A run that was killed in a step has the first calls of it: what the other has more is no difference of the two.
         cut_off = any(capture.unfinished and step == capture.steps[-1] for capture in self.captures)
         streams = streams if cut_off else self._normalised(streams)
@@ -250,6 +250,9 @@ class Comparison:
         """Return the streams in one form, where the two runs say the same in other words."""
         steps = optimizer_steps.applies(streams, self.runs)
         return optimizer_steps.rewrite(streams, self.runs, steps) if len(steps) else streams
+
+    def _meanwhile(self, ahead: Ahead, streams: Sequence[Stream]) -> list[Future[Any]]:
+        return [] if self.beside is None else [ahead.meanwhile(self.beside, stream) for stream in streams[:2]]
 
     def _judged(self, place: Place, streams: Sequence[Stream]) -> Part:
         baseline, candidate = streams[:2]

@@ -88,8 +88,9 @@ class _Judge:
         owner, entry = self._read()
         known = ~np.isnan(errors.absolute[entry])
         unmeasured = np.bincount(owner[~known], minlength=self.count) > 0
-        given = np.bincount(errors.pair[self.names.table(is_incoming_gradient)[errors.names]], minlength=self.count) > 0
-        unmeasured |= errors.streams[1].again[errors.calls[1]] & ~given
+        if self.explain:
+            given = np.bincount(errors.pair[self.names.table(is_incoming_gradient)[errors.names]], minlength=self.count)
+            unmeasured |= errors.streams[1].again[self.calls] & (given == 0)
         owner, entry = owner[known], entry[known]
         error_in = np.zeros(self.count)
         np.maximum.at(error_in, owner, relative[entry])

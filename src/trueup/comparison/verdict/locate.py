@@ -51,8 +51,7 @@ def locate(
     calls were given another run's inputs, so a difference goes no further by itself; ``own_errors`` tells which are wrong."""
     origins = origins or Origins()
     chosen = from_start if first_step else origins.chosen
-    verdicts = part.verdicts
-    tree = Tree(verdicts, part.alignment)
+    verdicts, tree = part.verdicts, Tree(part.verdicts, part.alignment)
     if verdicts.errors.all_same and origins.passes(tree):
         part.elsewhere = begins_elsewhere(part) if first_step else None
         return
@@ -273,8 +272,7 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, excused: Reconvergence
     counterpart produced it on the candidate (a weight is cast there first), that call is suspected, unless it is excused."""
     verdicts = tree.verdicts
     tolerance = criterion.input_units * SINGLE if from_start else SMALL
-    errors = verdicts.errors
-    candidate = errors.streams[1]
+    errors, candidate = verdicts.errors, verdicts.errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
     unmade = errors.streams[0].producer[errors.slots[0]]
     handing = from_root(candidate)[errors.calls[1][errors.pair]]
@@ -379,12 +377,11 @@ def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
     """Find calls that were given the result of another call than their counterparts."""
     found, errors = [], tree.verdicts.errors
     for pair, entry in dict(reversed(rewired(tree))).items():  # the first of each call
-        slot = errors.distance(entry).slot
-        if not excused.pair(pair, slot):
-            sides = zip(tree.streams, errors.slots, strict=True)
+        if not excused.pair(pair, errors.distance(entry).slot):
+            sides, judged = zip(tree.streams, errors.slots, strict=True), tree.verdicts.at(pair)
             makers = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
-            why = Why.READS(tree.verdicts.at(pair).call.candidate.key, *makers)
-            found.append(Suspect(tree.verdicts.at(pair), "argument", True, because=(why,), independent=True))
+            why = Why.READS(judged.call.candidate.key, *makers)
+            found.append(Suspect(judged, "argument", True, because=(why,), independent=True))
     return found
 
 

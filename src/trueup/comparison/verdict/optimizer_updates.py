@@ -87,9 +87,9 @@ def explain_signs(errors: Errors, outputs: Numbers, error_in: Array, signs: Arra
     calls = errors.calls[0][pair]
     ours = stream.during("optimizer")[calls] & (stream.op[calls] != stream.names.number(STEP))  # of that `explain_updates` tells
     at = np.flatnonzero((signs & (error_in > 0))[pair] & ours)
-    _, kind = np.unique(np.stack([stream.step[calls[at]], stream.op[calls[at]]]), axis=1, return_inverse=True)
+    kind = np.unique(np.stack([stream.step[calls[at]], stream.op[calls[at]]]), axis=1, return_inverse=True)[1].reshape(-1)
     over = errors.relative[outputs[at]] > expected[at]
-    few = over & (2 * np.bincount(kind.reshape(-1), over) <= np.bincount(kind.reshape(-1)))[kind.reshape(-1)]
+    few = over & (2 * np.bincount(kind, over) <= np.bincount(kind))[kind]
     for n in at[few].tolist():
         k = int(errors.slots[0][outputs[n]])
         read = [j for j in stream.slots_of(int(stream.call[k]), is_input).tolist() if shapes[j] == shapes[k]]

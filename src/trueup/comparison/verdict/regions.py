@@ -470,7 +470,7 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
     """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
-    limits = [granted(region, criterion, parts, error, starts) for _, error, starts in region.exits]
+    limits = granted(region, criterion, parts)
     errors = np.array([error.relative for _, error, _ in region.exits])
     at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
     (exit_judged, error, starts), (own, expected) = region.exits[at], limits[at]
@@ -487,7 +487,8 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
     judged = Judged(Measured(first, last, slots, None, ()), row, worst, error.relative, own, expected, "output.0")
     limit = math.nan
     if worst == 0 and region.known:
-        limit = few.of_slot(tree.verdicts.errors, error, own, _unit(region, error), criterion)
+        unit = max(region.unit, roundoff(tree.streams[0].dtype_of(error.baseline)))
+        limit = few.of_slot(tree.verdicts.errors, error, own, unit, criterion)
     if not math.isnan(limit):
         judged.own = judged.expected = min(limit, expected)
         judged.decided = FEW if limit < expected else 0
@@ -501,7 +502,7 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
 def chooses(region: Region) -> bool:
     """Tell whether gradients go through the backward of a call that selects numbers, which gives them to any of equal ones."""
     for stream, calls in zip(region.tree.streams, region.calls, strict=True):
-        forward = stream.index(stream.forward_seq[sorted(calls)])
+        forward = stream.forward[sorted(calls)]
         if stream.names.table(having("selects"))[stream.op[forward[forward != NONE]]].any():
             return True
     return False
@@ -523,32 +524,29 @@ def is_part_of(region: Region, other: Region) -> bool:
     return region.calls != other.calls
 
 
-def _unit(region: Region, error: Distance) -> float:
-    return max(roundoff(region.tree.streams[0].dtype_of(error.baseline)), region.unit)
-
-
-def granted(
-    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: Distance, starts: list[Call]
-) -> tuple[float, float]:
-    """Return the relative error that rounding makes in a run up to an exit, and with what the worst of the exit's sources explains.
+def granted(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> list[tuple[float, float]]:
+    """Return, by exit, the relative error that rounding makes in a run up to it, and with what the worst of its sources explains.
     What its parts grant, carried through the run, and no more than the row for what has no name."""
-    worst = region.worst_of(starts)
-    row, count = criterion.rows[-1], max(map(len, region.calls))
+    row, count, found = criterion.rows[-1], max(map(len, region.calls)), []
     calls = [its | beside for its, beside in zip(region.calls, region.beside, strict=True)]
-    unit = max(_unit(region, error), *(parts[side].coarsest(calls[side]) for side in (0, 1)))
-    flat = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
-    if criterion.limits or region.tree.streams[0].mixed:  # parts of two frameworks are no parts of one another
-        return flat
-    sides = [parts[side].of([c for s, c in starts if s == side], calls[side]) for side in (0, 1)]
-    rows = [r for side in (0, 1) for r in parts[side].rows(calls[side])]
-    if not any(region.calls):
-        return flat
-    cancels = max(parts[side].cancels(k) for side, k in enumerate((error.baseline, error.candidate)))
-    own = cancels * min(flat[0], math.hypot(*(side.own for side in sides)))
-    if any(r.carry in BRANCHES for r in rows):
-        return own, own + flat[1] - flat[0] if math.isfinite(flat[1]) else math.inf
-    carried = max((r.factor for r in rows), default=row.factor) * max(side.gain for side in sides) * worst
-    return own, min(cancels * flat[1], own + carried)
+    coarsest = max(region.unit, *(side.coarsest(its) for side, its in zip(parts, calls, strict=True)))
+    flat = criterion.limits or region.tree.streams[0].mixed or not any(region.calls)  # frameworks' parts are not one another's
+    rows: list[CriterionRow] = []
+    for side, its in zip(parts, calls, strict=True) if not flat else ():
+        side.of(None, its)
+        rows += side.rows(its)
+    for _, error, starts in region.exits:
+        worst, unit = region.worst_of(starts), max(coarsest, roundoff(region.tree.streams[0].dtype_of(error.baseline)))
+        own, most = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
+        if rows:
+            sides = [parts[side].of([c for s, c in starts if s == side], set()) for side in (0, 1)]
+            cancels = max(parts[side].cancels(k) for side, k in enumerate((error.baseline, error.candidate)))
+            carried = max(r.factor for r in rows) * max(side.gain for side in sides) * worst
+            passed = most - own if math.isfinite(most) else math.inf
+            own = cancels * min(own, math.hypot(*(side.own for side in sides)))
+            most = own + passed if any(r.carry in BRANCHES for r in rows) else min(cancels * most, own + carried)
+        found.append((own, most))
+    return found
 
 
 def explained(row: CriterionRow, unit: float, calls: int, worst: float) -> float:
@@ -568,11 +566,13 @@ def added(region: Region) -> Reason | None:
     """Return which operators one run has in a region beside what the other one has there, or in their place."""
     sides = zip(region.tree.streams, region.calls, strict=True)
     ran = [Counter(stream.names.names[int(stream.op[call])] for call in sorted(calls)) for stream, calls in sides]
-    alone = [tuple(first - second) for first, second in (ran, ran[::-1])]
-    if bool(alone[0]) == bool(alone[1]):
-        return Why.RUNS_INSTEAD(*alone) if all(alone) else None
+    return ran_otherwise([tuple(first - second) for first, second in (ran, ran[::-1])])
+
+
+def ran_otherwise(alone: Sequence[tuple[object, ...]]) -> Reason | None:
+    """Return what one run executes and the other does not, by side, or both do in place of the other's; None where nothing is."""
     side = 0 if alone[0] else 1
-    return Why.RUNS_ALONE(SIDES[side], alone[side])
+    return Why.RUNS_INSTEAD(*alone) if all(alone) else Why.RUNS_ALONE(SIDES[side], alone[side]) if any(alone) else None
 
 
 def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
