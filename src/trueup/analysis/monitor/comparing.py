@@ -82,13 +82,14 @@ def compare_series(baseline: str | Path | SeriesReader, candidate: str | Path | 
             notes.append(f"ranks {in_runs(extra, ', ')} are only in {sides[side].capture.path} and were not compared")
     for rank in ranks:
         names = [sides[0].names(rank), sides[1].names(rank)]
+        there = [set(some) for some in names]
         for side, other in ((0, 1), (1, 0)):
-            lonely = [name for name in names[side] if name not in set(names[other])]
+            lonely = [name for name in names[side] if name not in there[other]]
             if lonely:
                 unsure = True
                 some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
                 notes.append(f"rank {rank}: only {sides[side].capture.path} has {counted(len(lonely), 'series', 'series')}: {some}")
-        both = [name for name in names[0] if name in set(names[1])]
+        both = [name for name in names[0] if name in there[1]]
         count += len(both)
         for one in _of_rank(sides, rank, both, steps[rank], short):
             differing += 1

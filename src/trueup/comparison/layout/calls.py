@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from trueup.foundation.facts.operators import has
+from trueup.foundation.frameworks.trees import WRAPPERS
 from trueup.foundation.store import sketch_matrix
 from trueup.foundation.store.columns import Array
 
@@ -21,9 +22,6 @@ Key = tuple[str, str, str, str, int]  # phase, level, scope, op, ordinal
 
 LEVELS = ("module", "api")
 """Below these, each layout runs operators of its own."""
-
-WRAPPERS = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
-"""Names of modules that only wrap another."""
 
 WRAPPING = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "CheckpointWrapper"})
 

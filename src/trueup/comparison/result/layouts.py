@@ -110,12 +110,8 @@ def _innermost(apart: Sequence[Apart]) -> Apart | None:
     first = odd[0] if odd else None
     for one in odd:
         if first is not None and one.step == first.step and one.key[2].startswith(f"{first.key[2]}." if first.key[2] else ""):
-            first = one if one.key[2] != first.key[2] and _within(one, first) else first
+            first = one if len(one.key[2]) > len(first.key[2]) else first
     return first
-
-
-def _within(inner: Apart, outer: Apart) -> bool:
-    return len(inner.key[2]) > len(outer.key[2])
 
 
 def finding_of(apart: Sequence[Apart], run: Joined) -> Finding:

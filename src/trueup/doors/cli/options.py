@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from trueup.foundation.environment import variable_set
 from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
 from trueup.foundation.progress import is_set
 
@@ -76,21 +76,8 @@ VERBOSE = "TRUEUP_VERBOSE"  # likewise
 
 def _hush(context: typer.Context, option: typer.CallbackParam, wanted: bool) -> bool:
     if wanted:
-        context.with_resource(_variable(QUIET if option.name == "quiet" else VERBOSE, "1"))
+        context.with_resource(variable_set(QUIET if option.name == "quiet" else VERBOSE, "1"))
     return wanted
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 Quiet = Annotated[

@@ -11,16 +11,15 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trueup.analysis.curves.run import Series
 from trueup.exchange.curves.metrics import Finding, Metrics, Told
+from trueup.foundation.environment import variable_set
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 
@@ -178,7 +177,7 @@ LONGEST = 5000  # characters that MLflow keeps of a tag
 
 
 def _mlflow(found: Metrics, directory: Path) -> tuple[Path, str]:
-    with _files_allowed():
+    with variable_set(ALLOWED, "true"):
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 
@@ -198,16 +197,3 @@ def _mlflow(found: Metrics, directory: Path) -> tuple[Path, str]:
             )  # fmt: skip
             client.set_terminated(run)
     return directory, f"{ALLOWED}=true mlflow ui --backend-store-uri {directory}"
-
-
-@contextmanager
-def _files_allowed() -> Iterator[None]:
-    before = os.environ.get(ALLOWED)
-    os.environ[ALLOWED] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ALLOWED]
-        else:
-            os.environ[ALLOWED] = before

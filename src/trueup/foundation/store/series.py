@@ -228,8 +228,8 @@ class SeriesReader:
         """Return several at once, which costs less; `AT_A_TIME` is a good number."""
         parts: dict[str, list[Numbers]] = {name: [] for name in names}
         for file, there, steps in self._files[rank]:
-            wanted = [name for name in names if name in set(there)]
-            table = self._read(file, wanted) if wanted else None
+            wanted = set(there).intersection(names)
+            table = self._read(file, [name for name in names if name in wanted]) if wanted else None
             for name in names:
                 held = None if table is None or name not in wanted else table[name]
                 parts[name].append(np.full(len(steps), np.nan) if held is None else _numbers(held))

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from trueup.foundation.frameworks.trees import WRAPPERS
 from trueup.recording.adapters.torch.buffers import Buffers
 from trueup.recording.engine import scopes
 from trueup.recording.engine.checkpointing import Run
@@ -167,9 +168,6 @@ class Observing:
 
 
 # ---------------------------------------------------------------- module paths
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Attributes under which wrappers (DataParallel, DDP, torch.compile, FSDP, checkpoint_wrapper) hold the user's module."""
-
 WRAPPER_CLASSES = ("DataParallel", "DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
 
 
@@ -187,9 +185,7 @@ class Scopes(scopes.Scopes):
         return next(root.parameters(), None) is not None
 
     def inside(self, root: torch.nn.Module) -> torch.nn.Module:
-        while type(root).__name__ in WRAPPER_CLASSES:
-            root = next(m for k, m in root.named_children() if k in WRAPPERS)
-        return root
+        return wrapped(root)
 
     def parameters(self) -> dict[int, str]:
         """Return the paths of all parameters that the known modules hold at present, by the parameter's id."""
@@ -199,6 +195,13 @@ class Scopes(scopes.Scopes):
                 if parameter is not None:  # a tied one goes by its first name
                     found.setdefault(id(parameter), f"{path}.{name}" if path else name)
         return found
+
+
+def wrapped(root: torch.nn.Module) -> torch.nn.Module:
+    """Return the user's module that wrappers hold, one inside another."""
+    while type(root).__name__ in WRAPPER_CLASSES:
+        root = next(m for k, m in root.named_children() if k in WRAPPERS)
+    return root
 
 
 def paths(root: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:

@@ -11,7 +11,7 @@ Modules that torch.compile compiled are not read inside: a hook there would chan
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trueup.foundation.kernels import digest
+from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
 from trueup.recording.adapters.torch.monitored_layers import Layers
 from trueup.recording.engine.monitoring import Block, Listener, Names, Wanted, by_layer, joined
@@ -33,22 +34,6 @@ MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
 VARIANCE = "exp_avg_sq"
 DIGEST_BITS = (1 << 52) - 1  # a float64 holds them exactly
 CHUNK = 1 << 24  # elements that are widened at a time
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-WRAPPED_IN = ("DistributedDataParallel", "DataParallel", "OptimizedModule", "FullyShardedDataParallel")
-
-
-def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the modules of a model by their paths, without those of DDP, FSDP, checkpoints and torch.compile."""
-    top = ""
-    while type(model).__name__ in WRAPPED_IN:
-        inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            break
-        model = inner
-    for name, module in model.named_modules():
-        for wrapper in WRAPPERS:
-            name = f"{name}.".replace(wrapper, "").rstrip(".")
-        yield top + name, module
 
 
 class TorchProbe:
@@ -146,7 +131,7 @@ class TorchProbe:
     def _adopt(self, model: torch.nn.Module) -> None:
         many = f"{len(self._models)}." if self._models else ""  # the second of two models: a discriminator
         self._models.append(model)
-        for name, module in names_of(model):
+        for name, module in paths(wrapped(model)):
             self._layers.add(many + name, module)
             for own, parameter in module.named_parameters(recurse=False):
                 self._names.setdefault(id(parameter), f"{many}{name}.{own}".replace("..", ".").lstrip("."))
@@ -241,7 +226,7 @@ class TorchProbe:
             self._copies = [one.detach().clone() for one in plan.parameters(optimizer)]
 
     def _gradients(self, optimizer: Optimizer) -> _Plan | None:
-        every = [one for group in optimizer.param_groups for one in group["params"]]
+        every = _parameters(optimizer)
         mask = np.array([one.grad is not None for one in every], bool)
         if not mask.any():
             return None
@@ -266,7 +251,7 @@ class TorchProbe:
         if any(map(callable, (*args[1:2], kwargs.get("closure")))):
             plan = self._gradients(optimizer)
         else:
-            every = [one for group in optimizer.param_groups for one in group["params"]]
+            every = _parameters(optimizer)
             plan = self._plans.get((id(optimizer), np.array([one.grad is not None for one in every], bool).tobytes()))
         if plan is not None and self.sampled:
             plan.updates(self, optimizer, self._copies)
@@ -474,8 +459,7 @@ class _Plan:
         }  # fmt: skip
 
     def parameters(self, optimizer: Optimizer) -> list[torch.Tensor]:
-        every = [one for group in optimizer.param_groups for one in group["params"]]
-        return [one for one, there in zip(every, self._mask, strict=True) if there]
+        return [one for one, there in zip(_parameters(optimizer), self._mask, strict=True) if there]
 
     def _of_layers(self, got: Floats) -> Floats:
         return joined(got, self._places, len(self._layers))
@@ -552,6 +536,10 @@ class _Plan:
                 ]  # fmt: skip
 
         probe.add([*_norms([v for _, v in pairs]), *_norms([m for m, _ in pairs]), *above], moments)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _state(optimizer: Optimizer, parameter: torch.Tensor, names: Sequence[str]) -> torch.Tensor | None:
