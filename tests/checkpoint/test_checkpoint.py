@@ -19,9 +19,7 @@ import pytest
 from trueup.doors.cli import main
 from trueup.foundation.checkpoint.reading import Held
 from trueup.foundation.model import TrueupError
-from trueup.migration.checkpoint import compare, open_checkpoint, repair
-from trueup.migration.checkpoint.naming import matched, unwrapped
-from trueup.migration.checkpoint.repairing import unflattened
+from trueup.migration.checkpoint import compare, matched, open_checkpoint, repair, unflattened, unwrapped
 
 torch = pytest.importorskip("torch")
 PAGE = (Path(__file__).parents[2] / "docs/checkpoint.md").read_text("utf-8")

@@ -15,8 +15,7 @@ import torch
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.export import export, exporting
-from trueup.migration.export.exporting import error
-from trueup.migration.export.nodes import _other_operators
+from trueup.migration.export.exporting import _other_operators, error
 
 onnx = pytest.importorskip("onnx")
 

@@ -15,9 +15,8 @@ import pytest
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.knowledge import explain, operators
-from trueup.migration.knowledge.explaining import STOPS, Collected, concluded
+from trueup.migration.knowledge.explaining import STOPS, Collected, concluded, moment, peers_in, rank_in, rank_of_file
 from trueup.migration.knowledge.known import Row, nearest, pieces_in, plain_piece, row_of, rows
-from trueup.migration.knowledge.moments import moment, peers_in, rank_in, rank_of_file
 from trueup.migration.knowledge.streaming import lines, readers
 
 HERE = Path(__file__).parent

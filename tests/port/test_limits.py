@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trueup.foundation.model import UsageError
-from trueup.migration.assess.limits import broken, check_version, limits
-from trueup.migration.assess.packages import extensions, linked, packages
+from trueup.migration.assess.assessing import extensions, linked, packages
 from trueup.migration.assess.reading import Row
+from trueup.migration.assess.support import broken, check_version, limits
 from trueup.simdev.shapes import _kind
 
 PLAIN: dict[str, Any] = {

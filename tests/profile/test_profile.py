@@ -25,8 +25,7 @@ from trueup.doors.report.terminal import Terminal
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile import compare, profile
 from trueup.migration.profile.classes import is_sync, is_wrapper, named_class, remedy, sign
-from trueup.migration.profile.intervals import both, total, union, without
-from trueup.migration.profile.judging import Part, Profile
+from trueup.migration.profile.judging import Part, Profile, both, total, union, without
 from trueup.recording.adapters.torch.profiling import compiled_again
 
 PAGE = (Path(__file__).parents[2] / "docs/profile.md").read_text("utf-8")

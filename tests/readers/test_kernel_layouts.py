@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trueup.exchange.readers.dump import UnreadableError
-from trueup.exchange.readers.kernel_layouts import convert
+from trueup.exchange.readers.kernel_dump import convert
 
 IMAGES = np.arange(2 * 19 * 3 * 5, dtype=np.float16).reshape(2, 19, 3, 5)  # 19 channels: a block and three elements
 

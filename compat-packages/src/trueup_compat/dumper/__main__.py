@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trueup.exchange.readers.kernel_layouts import TARGETS
+from trueup.exchange.readers.kernel_dump import TARGETS
 from trueup.foundation.model import TrueupError
 
 ABOUT = "Compare files of torch.utils.dumper, take some of one, convert dumps of kernels."

@@ -13,7 +13,7 @@ import numpy as np
 
 from trueup.exchange.readers.dump import Array, UnreadableError
 from trueup.exchange.readers.kernel_dump import Tensor, read
-from trueup.exchange.readers.kernel_layouts import convert as laid_out
+from trueup.exchange.readers.kernel_dump import convert as laid_out
 from trueup.foundation.model import TrueupError
 
 

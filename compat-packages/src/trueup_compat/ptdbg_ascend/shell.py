@@ -125,7 +125,7 @@ def dc(
 
 
 def _converted(source: Path, output: Path, layout: str = "") -> int:
-    from trueup.exchange.readers.kernel_layouts import TARGETS
+    from trueup.exchange.readers.kernel_dump import TARGETS
     from trueup.foundation.words.wording import counted
     from trueup_compat.dumper.converting import Wish, convert
 

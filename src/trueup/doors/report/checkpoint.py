@@ -46,7 +46,7 @@ def inspected(found: Checkpoint) -> dict[str, object]:
 
 def wrapped(found: Checkpoint) -> int:
     """Return how many names have what a wrapper added."""
-    from trueup.migration.checkpoint.naming import unwrapped
+    from trueup.migration.checkpoint import unwrapped
 
     return sum(name != new for part in found.parts.values() for name, new in unwrapped(part).items())
 

@@ -27,9 +27,8 @@ from trueup.migration.port import choosing, reading
 from trueup.migration.port.distributing import EFFECTS, NO_CHOICE, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.kernels import Kernels
-from trueup.migration.port.outside import in_settings
 from trueup.migration.port.reading import Script
-from trueup.migration.port.remaining import branches
+from trueup.migration.port.remaining import branches, in_settings
 from trueup.migration.port.rules import Given, Name, Own, OwnName, OwnRules, OwnSink, Rules, Switch, builtin, own, refused
 from trueup.migration.port.writing import Edit, Writer
 

@@ -4,6 +4,10 @@ On a device a moment is computing, a copy that nothing else overlaps, communicat
 host does while the device is idle says which class it is idle for. Without a device the host's own operators compute. These are
 the definitions of HolisticTraceAnalysis (busy, idle, computation, communication and its overlap), over its window as well: from
 the first kernel to the end of the last; the shares are of the steps that the profiler marks, where it marks any.
+
+One step as lanes, for a picture: what the device does and what the host does, from left to right.
+
+Sets of intervals of time: float64 arrays of shape (n, 2), starts and ends in microseconds, sorted and apart.
 """
 
 from __future__ import annotations
@@ -31,9 +35,122 @@ from trueup.migration.profile.classes import (
     remedy,
     sign,
 )  # fmt: skip
-from trueup.migration.profile.intervals import NONE, Intervals, both, total, union, without
-from trueup.migration.profile.lanes import GAP, WAITING, WORKING, Lane, Units, lanes
 from trueup.migration.profile.reading import Trace
+
+Intervals = np.ndarray[Any, np.dtype[np.float64]]
+NONE: Intervals = np.zeros((0, 2))
+
+
+def union(given: Intervals) -> Intervals:
+    """Return the times that any of some intervals, in any order, covers."""
+    if not len(given):
+        return NONE
+    given = given[np.argsort(given[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(given[:, 1])
+    first = np.flatnonzero(np.append(True, given[1:, 0] > ends[:-1]))
+    return np.stack([given[first, 0], ends[np.append(first[1:] - 1, len(given) - 1)]], 1)
+
+
+def without(some: Intervals, others: Intervals) -> Intervals:
+    """Return the times of a set that are not in another one."""
+    if not len(some) or not len(others):
+        return some
+    edges = np.concatenate([[[-np.inf, others[0, 0]]], np.stack([others[:-1, 1], others[1:, 0]], 1), [[others[-1, 1], np.inf]]])
+    return both(some, edges)
+
+
+def both(some: Intervals, others: Intervals) -> Intervals:
+    """Return the times that two sets have in common."""
+    if not len(some) or not len(others):
+        return NONE
+    first = np.searchsorted(others[:, 1], some[:, 0], "right")
+    last = np.searchsorted(others[:, 0], some[:, 1], "left")
+    count = np.maximum(last - first, 0)
+    of = np.repeat(np.arange(len(some)), count)
+    with_ = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    starts = np.maximum(some[of, 0], others[with_, 0])
+    ends = np.minimum(some[of, 1], others[with_, 1])
+    found: Intervals = np.stack([starts, ends], 1)[ends > starts]
+    return found
+
+
+def total(some: Intervals) -> float:
+    """Return how long a set is, in microseconds."""
+    return float((some[:, 1] - some[:, 0]).sum())
+
+
+GAP = 200.0  # microseconds between two operators that are still Python calling PyTorch; a longer one is other work
+WAITING = "(Python between operators)"
+WORKING = "(Python alone)"
+NARROW = 1 / 800  # of a step: what is closer together and of one class is one bar
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something of one class: where it begins and how long it is, as shares of the step; the longest name in it, how many there
+    are, and microseconds."""
+
+    start: float
+    length: float
+    kind: str
+    name: str
+    calls: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one side did in a step."""
+
+    name: str
+    bars: tuple[Bar, ...]
+
+
+Units = tuple[Intervals, list[str], list[str]]
+
+
+def lanes(trace: Trace, window: Intervals, host: Units) -> tuple[Lane, ...]:
+    """Return the lanes of the middle one of the steps by length; ``host``: the host's units, their classes and names."""
+    steps = trace.steps.intervals() if len(trace.steps) else window
+    start, end = steps[np.argsort(steps[:, 1] - steps[:, 0])[len(steps) // 2]].tolist()
+    names = [trace.names[name] for name in trace.device.name]
+    device = trace.device.intervals(), [named_class(name) for name in names], names
+    host = host if names else _with_gaps(host, start, end)  # beside a device, Python's time costs only where the device is idle
+    sides: list[tuple[str, Units]] = [("device", device), ("host", host)] if names else [("host", host)]
+    return tuple(Lane(name, _bars(*side, start, end)) for name, side in sides if end > start)
+
+
+def _with_gaps(host: Units, start: float, end: float) -> Units:
+    """Return the host's units with the times between them, in which Python runs: a class of its own from `GAP` on."""
+    spans, kinds, names = host
+    edges = np.concatenate([[[start, start]], spans[(spans[:, 1] > start) & (spans[:, 0] < end)], [[end, end]]])
+    gaps = np.stack([edges[:-1, 1], edges[1:, 0]], 1)
+    gaps = gaps[gaps[:, 1] > gaps[:, 0]]
+    long = (gaps[:, 1] - gaps[:, 0] >= GAP).tolist()
+    return (
+        np.concatenate([spans, gaps]),
+        [*kinds, *(HOST if one else FRAMEWORK for one in long)],
+        [*names, *(WORKING if one else WAITING for one in long)],
+    )
+
+
+def _bars(spans: Intervals, kinds: Sequence[str], names: Sequence[str], start: float, end: float) -> tuple[Bar, ...]:
+    inside = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end))
+    width, found, longest = end - start, list[Bar](), 0.0
+    for at in inside[np.argsort(spans[inside, 0], kind="stable")].tolist():
+        begins, ends = max(float(spans[at, 0]), start), min(float(spans[at, 1]), end)
+        left, right = (begins - start) / width, (ends - start) / width
+        last = found[-1] if found else None
+        if last is not None and last.kind == kinds[at] and left - last.start - last.length < NARROW:
+            name = names[at] if ends - begins > longest else last.name
+            longest = max(longest, ends - begins)
+            reach = max(last.start + last.length, right)
+            found[-1] = Bar(last.start, reach - last.start, last.kind, name, last.calls + 1, last.time + ends - begins)
+        else:
+            found.append(Bar(left, right - left, kinds[at], names[at], 1, ends - begins))
+            longest = ends - begins
+    return tuple(found)
+
 
 TINY = 20.0  # microseconds: of an operator that takes less, launch and Python (5 to 10) are a large part
 RARE = 0.05  # share of like calls from which a long one is no accident of the system

@@ -1,26 +1,36 @@
-"""`repair`: the tensors of one part of a checkpoint under the names of the model, written anew and read back to prove it.
+"""Checkpoints as files: what they hold, how two differ (`compare`), and names brought back to those of the model (`repair`).
 
-The file that is written is safetensors: tensors alone, nothing that runs, one tensor in memory at a time (two for the proof).
+Nothing in a file is ever run. The file that `repair` writes is safetensors: tensors alone, one in memory at a time (two for the
+proof, when it is read back). Names lose what wrappers put before or between them, where it stands and nowhere else.
+
+    module.conv1.weight                         DataParallel, DistributedDataParallel
+    _orig_mod.conv1.weight                      torch.compile
+    a._fsdp_wrapped_module.b.weight             FullyShardedDataParallel
+    a._checkpoint_wrapped_module.b.weight       activation checkpointing
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trueup.foundation.checkpoint.folders import FLAT
 from trueup.foundation.checkpoint.reading import SAFE, Array, Checkpoint, Held, open_checkpoint
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.foundation.words.wording import counted
-from trueup.migration.checkpoint.naming import matched, unwrapped
+from trueup.foundation.words.wording import counted, sci
 
+__all__ = ["Checkpoint", "Comparison", "Held", "Repair", "compare", "open_checkpoint", "repair"]
 CODES = {dtype: code for code, dtype in SAFE.items()}
 
 
@@ -216,3 +226,162 @@ def _begins(sizes: list[int], flat: Held) -> list[int] | None:
 def _cut(flat: Held, begin: int, shape: tuple[int, ...]) -> Array:
     array: Array = flat.read()[begin : begin + math.prod(shape)].reshape(shape)
     return array
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor of both checkpoints that differs: ‖b − a‖ / ‖a‖ and the largest difference of two elements (NaN where shapes
+    differ)."""
+
+    name: str
+    first: str  # dtype and shape
+    second: str
+    relative: float
+    largest: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two checkpoints. ``equal`` counts tensors that are bitwise alike, ``only`` are names that one of them has."""
+
+    first: str
+    second: str
+    equal: int
+    differences: tuple[Difference, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    renamed: int
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 where all tensors are alike, 1 where one differs or is missing, 2 where there is nothing to compare."""
+        if self.differences or any(self.only):
+            return 1
+        return 0 if self.equal else 2
+
+    @property
+    def sentence(self) -> str:
+        """Return the conclusion in a sentence."""
+        parts = [f"{counted(self.equal, 'tensor')} bitwise equal"]
+        if self.differences:
+            worst = max(self.differences, key=lambda one: math.inf if math.isnan(one.relative) else one.relative)
+            parts.append(f"{len(self.differences):,} not ({worst.name}: {worst.reason or f'rel. L2 {sci(worst.relative)}'})")
+        parts += [
+            f"{len(names):,} only in {side}" for names, side in zip(self.only, (self.first, self.second), strict=True) if names
+        ]
+        return ", ".join(parts) + (f"; {counted(self.renamed, 'name')} compared without a wrapper." if self.renamed else ".")
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        head = {"schema": "trueup-checkpoint-compare", "schema_version": 1, "sentence": self.sentence, "exit_code": self.exit_code}
+        rows = [{name: None if value != value else value for name, value in asdict(one).items()} for one in self.differences]
+        return {
+            **head,
+            "first": self.first,
+            "second": self.second,
+            "equal": self.equal,
+            "differences": rows,
+            "only": list(map(list, self.only)),
+        }
+
+
+def compare(first: str | Path, second: str | Path, part: str | None = None) -> Comparison:
+    """Compare two checkpoints of one model. ``part`` names what is compared, None: the weights. Two tensors are in memory at a
+    time.
+    Raises TrueupError if one cannot be read, or has no such part."""
+    held = [open_checkpoint(one).part(part) for one in (first, second)]
+    names = [unwrapped(one) for one in held]
+    sides = [{new: one[name] for name, new in pairs.items()} for one, pairs in zip(held, names, strict=True)]
+    both = [name for name in sides[0] if name in sides[1]]
+    only = tuple(name for name in sides[0] if name not in sides[1]), tuple(name for name in sides[1] if name not in sides[0])
+    found = []
+    for name in both:
+        a, b = sides[0][name], sides[1][name]
+        here, there = (f"{one.dtype} {list(one.shape)}" for one in (a, b))
+        if a.shape != b.shape:
+            found.append(Difference(name, here, there, math.nan, math.nan, "another shape"))
+            continue
+        x, y = a.read(), b.read()
+        if a.dtype == b.dtype and x.tobytes() == y.tobytes():
+            continue
+        relative, largest = _distance(x, y)
+        found.append(
+            Difference(name, here, there, relative, largest, "another dtype" if not relative and a.dtype != b.dtype else "")
+        )
+    renamed = sum(name != new for pairs in names for name, new in pairs.items())
+    return Comparison(str(first), str(second), len(both) - len(found), tuple(found), only, renamed)
+
+
+def _distance(x: Array, y: Array) -> tuple[float, float]:
+    """Return ‖y − x‖ / ‖x‖ and the largest difference, in float64 (complex128)."""
+    kind = np.complex128 if x.dtype.kind == "c" or y.dtype.kind == "c" else np.float64
+    a, b = x.astype(kind).ravel(), y.astype(kind).ravel()
+    difference = np.abs(b - a)
+    norm = float(np.linalg.norm(a))
+    size = float(np.linalg.norm(difference))
+    return (size / norm if norm else math.inf if size else 0.0), float(difference.max(initial=0.0))
+
+
+ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_forward_module")
+"""Names of modules that wrappers alone have."""
+BEFORE = ("module",)
+"""Names that wrappers have and that models may have, too: taken off at the front alone."""
+_WRAPPER = re.compile(rf"(?:(?<=\.)|^)(?:{'|'.join(ANYWHERE)})\.")
+
+
+def unwrapped(names: Collection[str]) -> dict[str, str]:
+    """Return each name without what wrappers added; a name keeps it where two would become one."""
+    found = {name: _without(name) for name in names}
+    counts = Counter(found.values())
+    return {name: new if counts[new] == 1 else name for name, new in found.items()}
+
+
+def _without(name: str) -> str:
+    new = _WRAPPER.sub("", name)
+    while any(new.startswith(f"{word}.") for word in BEFORE) and "." in new:
+        new = new.partition(".")[2]
+    return new
+
+
+def matched(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return saved names with the names of a model that they are: alike without wrappers, or after one prefix and one suffix that
+    most names share. Shapes must be alike; a name that fits several, or none, is left out."""
+    plain = unwrapped(saved)
+    pairs = {name: new for name, new in plain.items() if new in wanted}
+    rest = {name: (new, _WRAPPER.sub("", name)) for name, new in plain.items() if name not in pairs}  # "module" may be the model's
+    taken = set(pairs.values())
+    affixes: Counter[tuple[str, str, str, str]] = Counter()
+    open_ = [name for name in wanted if name not in taken]
+    for name, forms in rest.items():
+        for want in open_:
+            if saved[name] == wanted[want]:
+                affixes.update({affix for form in forms if (affix := _affix(form, want)) is not None})
+    for (drop, add, cut, tail), _ in sorted(affixes.items(), key=lambda one: (-one[1], sum(map(len, one[0])))):
+        for name, form in [(name, form) for name, forms in rest.items() for form in forms]:
+            if name in rest and form.startswith(drop) and form.endswith(cut):
+                want = add + form[len(drop) : len(form) - len(cut)] + tail
+                if want in wanted and want not in taken and wanted[want] == saved[name]:
+                    pairs[name] = want
+                    taken.add(want)
+                    del rest[name]
+    return pairs
+
+
+def _affix(name: str, want: str) -> tuple[str, str, str, str] | None:
+    """Return what to take off the front and to put there, and the same for the end, to make one name of another: whole parts
+    between points at the front, and a last part that begins or ends alike."""
+    if name == want:
+        return "", "", "", ""
+    if name.endswith(f".{want}"):
+        return name[: -len(want)], "", "", ""
+    if want.endswith(f".{name}"):
+        return "", want[: -len(name)], "", ""
+    if name.startswith(want) and not name[len(want)].isalnum():
+        return "", "", name[len(want) :], ""
+    if want.startswith(name) and not want[len(name)].isalnum():
+        return "", "", "", want[len(name) :]
+    middle = re.search(rf"(?:^|\.){re.escape(want)}(?=[._])", name)
+    if middle is not None:
+        start = middle.end() - len(want)
+        return name[:start], "", name[middle.end() :], ""
+    return None
