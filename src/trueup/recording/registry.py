@@ -49,7 +49,7 @@ ADAPTERS = (
     ),
     Adapter(
         "paddle", "PaddlePaddle", models="paddle.nn.Layer", levels=("module", "api"), page="docs/paddle.md",
-        lacks=("compile", "shadow", "inputs_from", "monitor"), executes="paddlepaddle",
+        lacks=("compile", "shadow", "inputs_from"), executes="paddlepaddle",
     ),
     Adapter(
         "tensorflow", "TensorFlow", models="keras.src.layers.layer.Layer", levels=("module", "api"), page="docs/tensorflow.md",

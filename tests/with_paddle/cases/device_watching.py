@@ -11,6 +11,7 @@ from recording import bits, rows_of
 
 import trueup
 from models import build
+from trueup.foundation.store.series import SeriesReader
 
 FLOAT32 = {"linear", "matmul", "matmul_v2", "conv2d", "bmm", "mul", "addmm"}
 """What auto_cast would run in float16, for which this device has no kernels."""
@@ -75,3 +76,14 @@ def test_a_scale_that_falls_to_one_is_a_hit(tmp_path: Path, monkeypatch: pytest.
     assert watch.hits
     assert watch.hits[0].kind == "loss_scale"
     assert "what overflowed" in watch.hits[0].said
+
+
+def test_a_monitor_tells_the_scale_and_the_skipped_steps(tmp_path: Path) -> None:
+    plain = train("lstm", 2.0**120)
+    with trueup.monitor(None, None, tmp_path / "m", every=1) as monitor:
+        assert train("lstm", 2.0**120) == plain
+    read = SeriesReader(tmp_path / "m")
+    assert monitor.failure is None
+    assert read.column(0, "skipped").tolist() == [1, 1, 0, 0, 0, 0]
+    assert read.column(0, "loss_scale").tolist() == [2.0**120, 2.0**119, *[2.0**118] * 4]
+    assert (read.column(0, "loss") < 1e5).all()

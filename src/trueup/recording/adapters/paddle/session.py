@@ -344,13 +344,7 @@ class Session(SessionCore):
         self.graph.reset()
 
     def describe(self) -> dict[str, Any]:
-        found = environment.described(
-            "paddle", paddle.__version__, list(self.slots.devices), rank_and_world(), seeds=_seeds(), switches=switches(),
-            libraries=("numpy", "paddlenlp", "paddleocr", "ppocr", "ppdet", "paddle_custom_device"),
-        )  # fmt: skip
-        with suppress(Exception):  # a build without a commit
-            found["versions"]["paddle commit"] = str(paddle.version.commit)
-        return found
+        return described(list(self.slots.devices))
 
     def names(self) -> dict[str, Any]:
         found = super().names()
@@ -388,3 +382,14 @@ def switches() -> dict[str, str]:
     """Return the effective values of Paddle's numeric switches."""
     found: dict[str, Any] = {"default_dtype": paddle.get_default_dtype(), "device": paddle.get_device()}
     return {k: str(v) for k, v in (found | flags(FACTS["flags"].split())).items()}
+
+
+def described(devices: list[str]) -> dict[str, Any]:
+    """Describe this process for its rank's manifest."""
+    found = environment.described(
+        "paddle", paddle.__version__, devices, rank_and_world(), seeds=_seeds(), switches=switches(),
+        libraries=("numpy", "paddlenlp", "paddleocr", "ppocr", "ppdet", "paddle_custom_device"),
+    )  # fmt: skip
+    with suppress(Exception):  # a build without a commit
+        found["versions"]["paddle commit"] = str(paddle.version.commit)
+    return found

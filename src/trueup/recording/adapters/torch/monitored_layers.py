@@ -9,50 +9,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
+from trueup.recording.engine.monitored_step import QUERIES, Layers
 from trueup.recording.engine.replacing import Around, Replacement
 
-QUERIES = 64  # of the first sample, evenly spaced, whose logits are computed again
-ROUTERS = ("router", "gate", "wg")
-MOST_EXPERTS = 1024
-BOUNDED = {"Sigmoid": (0.01, 0.99), "Tanh": (-0.99, 0.99), "Hardsigmoid": (0.01, 0.99), "Hardtanh": (-0.99, 0.99)}
-"""Activations with two flat ends, and beyond what they count as saturated (after PyTorch's initial checks of `dead` units)."""
 HALVES = (torch.float16, torch.bfloat16)
 CALLERS = 12  # frames in which the module that calls attention is looked for
 
 
-class Taking(Protocol):
-    """What the probe is to its layers."""
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the present step has everything."""
-
-    def add(self, numbers: Sequence[torch.Tensor], made: Callable[[Any], Any]) -> None:
-        """Add numbers of the present step, and what makes blocks of them on the host."""
-
-    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
-        """Call something of ours, which the training must not feel."""
-
-
-class Layers:
+class TorchLayers(Layers):
     """The modules that a probe reads."""
 
-    def __init__(self, probe: Taking) -> None:
-        self._probe = probe
-        self.scopes: dict[int, str] = {}
-        self._modules: list[torch.nn.Module] = []  # held, so that no other object gets their identities
+    def __init__(self, probe: Any) -> None:
+        super().__init__(probe)
         self._hooks: list[Any] = []
-        self._outputs: dict[str, tuple[list[torch.Tensor], float, bool]] = {}
-        self._attention: dict[str, list[torch.Tensor]] = {}
-        self._routers: dict[str, tuple[list[torch.Tensor], int]] = {}
-        self._labels: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def replacements(self) -> list[Replacement]:
         """Return the functions that attention goes through."""
@@ -88,25 +62,10 @@ class Layers:
         if not isinstance(found, torch.Tensor) or not found.is_floating_point() or not found.numel() or found.is_meta:
             return
         held = found.detach()
-        # On a CPU the norm of infinity takes 20 times as long as both ends.
-        numbers = [torch.linalg.vector_norm(held, dtype=torch.float32), *torch.aminmax(held), torch.count_nonzero(held)]
-        ends = BOUNDED.get(type(module).__name__)
-        limit = torch.finfo(held.dtype).max
-        if ends is not None:
-            numbers.append(((held < ends[0]) | (held > ends[1])).sum())
-        elif held.dtype in HALVES:
-            numbers.append((held.abs() >= limit).sum())
-        self._outputs[scope] = numbers, float(held.numel()), len(numbers) > 4
-        name = scope.rpartition(".")[2]
-        experts = held.shape[-1]
-        if name in ROUTERS and isinstance(module, torch.nn.Linear) and 2 <= experts <= MOST_EXPERTS:
-            self._routers[scope] = self._routes(held.reshape(-1, experts)), experts
-
-    def _routes(self, logits: torch.Tensor) -> list[torch.Tensor]:
-        """Return the share of the expert that is chosen most, the entropy of the mean choice, and the largest logit."""
-        share = logits.float().softmax(-1).mean(0)
-        chosen = (logits.argmax(-1)[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float().mean(0)
-        return [chosen.amax(), -(share * share.clamp_min(1e-30).log()).sum(), logits.abs().amax()]
+        experts = held.shape[-1] if isinstance(module, torch.nn.Linear) else 0
+        self.took(
+            scope, type(module).__name__, held, float(held.numel()), half=held.dtype in HALVES, experts=experts
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- attention
     def _attends(self, original: Any, query: Any, key: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -115,7 +74,7 @@ class Layers:
         return original(query, key, *rest, **kwargs)
 
     def _reads(self) -> bool:
-        return self._probe.sampled and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        return bool(self._probe.sampled) and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
     def _logits(self, query: torch.Tensor, key: torch.Tensor, *rest: Any) -> None:
         options = dict(rest[-1]) if rest and isinstance(rest[-1], dict) else {}
@@ -149,8 +108,7 @@ class Layers:
         self._keep(logits.detach().amax().float(), weights.detach()[0][..., rows, :].float())
 
     def _keep(self, largest: torch.Tensor, weights: torch.Tensor) -> None:
-        entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1).nanmean()
-        self._attention[self._scope()] = [largest, entropy]
+        self.attended(self._scope(), lambda: [largest, -(weights * weights.clamp_min(1e-30).log()).sum(-1).nanmean()])
 
     def _scope(self) -> str:
         """Return the module whose code calls, by its frame: the nearest one that is known."""
@@ -162,45 +120,4 @@ class Layers:
             if isinstance(own, torch.nn.Module) and id(own) in self.scopes:
                 return self.scopes[id(own)]
             frame = frame.f_back
-        return f"attention{len(self._attention)}"
-
-    # ---------------------------------------------------------------- the end of a step
-    def finish(self) -> None:
-        """Hand over what was taken in the step; each closure below has labels of its own."""
-        outputs, attention, routers = self._outputs, self._attention, self._routers
-        self._outputs, self._attention, self._routers = {}, {}, {}
-        order = {scope: place for place, scope in enumerate(self.scopes.values())}
-        if outputs:
-            scopes = sorted(outputs, key=order.__getitem__)
-            names = [f"{kind}/{s}" for s in scopes for kind in _kinds(outputs[s][2])]
-            sizes = [outputs[scope][1] for scope in scopes]
-            labels = self._same(names)
-
-            def made(got: np.ndarray[Any, Any]) -> Any:
-                values, at = [], 0
-                for size, scope in zip(sizes, scopes, strict=True):
-                    norm, low, high, others, *flat = got[at : at + 4 + outputs[scope][2]]
-                    most = max(abs(low), abs(high)) if low == low else low  # a NaN is both ends
-                    values += [norm / math.sqrt(size), most, 1 - others / size, *(one / size for one in flat)]
-                    at += 4 + outputs[scope][2]
-                return [(labels, np.array(values))]
-
-            self._probe.add([one for scope in scopes for one in outputs[scope][0]], made)
-        if attention:
-            read = self._same([f"{kind}/{s}" for s in attention for kind in ("attention_largest_logit", "attention_entropy")])
-            self._probe.add([one for held in attention.values() for one in held], lambda got: [(read, got)])
-        if routers:
-            kinds = ("router_load", "router_entropy", "router_largest_logit")
-            named = self._same([f"{kind}/{s}" for s in routers for kind in kinds])
-            counts = np.array([factor for _, experts in routers.values() for factor in (experts, 1 / math.log(experts), 1)])
-            self._probe.add([one for held, _ in routers.values() for one in held], lambda got: [(named, got * counts)])
-
-    def _same(self, names: list[str]) -> tuple[str, ...]:
-        key = tuple(names)
-        if len(self._labels) > 256:
-            self._labels.clear()
-        return self._labels.setdefault(key, key)
-
-
-def _kinds(saturates: bool) -> tuple[str, ...]:
-    return ("activation_rms", "activation_max", "activation_zeros", *(["activation_saturated"] if saturates else []))
+        return ""

@@ -1,0 +1,445 @@
+"""What a monitor makes of a training step, in whichever framework: which numbers, their names, and when the step ends.
+
+A framework's probe adds what only it has: hooks, and a dozen small functions that take tensors and give numbers as tensors of one
+element (`Kernels`). A number is computed by `StepProbe.sample`, and `StepProbe.add` says what becomes of it on the host once it is
+there. So a framework that builds graphs puts both into the graph, and one that executes at once does it at once.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.recording.engine.monitoring import Block, Listener, Names, Wanted, by_layer, joined
+
+Floats = NDArray[np.float64]
+Made = Callable[[Floats], Sequence[Block]]
+
+ROUTERS = ("router", "gate", "wg")
+MOST_EXPERTS = 1024
+BOUNDED = {
+    "sigmoid": (0.01, 0.99), "tanh": (-0.99, 0.99), "hardsigmoid": (0.01, 0.99), "hard_sigmoid": (0.01, 0.99),
+    "hardtanh": (-0.99, 0.99), "hard_tanh": (-0.99, 0.99),
+}  # fmt: skip
+"""Activations with two flat ends, and beyond what they count as saturated (after PyTorch's initial checks of `dead` units)."""
+QUERIES = 64  # of the first sample, evenly spaced, whose logits are computed again
+PLANS = 256  # sets of parameters with gradients that are remembered
+DIGEST_BITS = (1 << 52) - 1  # a float64 holds them exactly
+
+LOSS: Names = ("loss",)
+SKIPPED: Names = ("skipped",)
+SCALE: Names = ("loss_scale",)
+COUNTS: Names = ("backward_passes", "tokens", "samples")
+CLIP: Names = ("gradient_norm_before_clip", "clip_ratio")
+TOTAL: Names = ("gradient_norm",)
+_label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
+
+
+def labels(kind: str, scopes: Sequence[str]) -> Names:
+    """Return the names of a kind's series, the same object for the same scopes."""
+    key = kind, tuple(scopes)
+    if key not in _label_cache:
+        _label_cache[key] = tuple(f"{kind}/{scope}" if scope else kind for scope in scopes)
+    return _label_cache[key]
+
+
+def clip_blocks(most: float | None, got: Floats) -> Sequence[Block]:
+    """Return the norm before clipping and, where the largest norm is known, the share that clipping leaves."""
+    if most is None:
+        return [(CLIP[:1], got)]
+    ratio = min(1.0, most / got[0]) if got[0] > 0 else 1.0
+    return [(CLIP, np.array([got[0], ratio]))]
+
+
+class Kernels(Protocol):
+    """Numbers of tensors; each is a tensor of one element on the tensors' device, float32."""
+
+    def size(self, tensor: Any) -> int:
+        """How many elements this rank holds; on the host."""
+
+    def norms(self, tensors: Sequence[Any]) -> list[Any]:
+        """The l2 norm of each."""
+
+    def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """The l2 norm of each difference."""
+
+    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Of each pair the sum of products, and the sum of their signs."""
+
+    def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> list[Any]:
+        """Of each pair the sum of the signs of ``variance - momentum ** 2``."""
+
+    def spread(self, tensor: Any, ends: tuple[float, float] | None) -> list[Any]:
+        """The norm, the smallest and the largest element, how many are not zero; and how many are beyond ``ends``, or at the
+        largest number of a half precision; last the number of elements, where only the device knows it."""
+
+    def routes(self, logits: Any) -> list[Any]:
+        """The share of the expert that is chosen most, the entropy of the mean choice, and the largest size of a logit."""
+
+
+class StepProbe(ABC):
+    """The half of a probe (`trueup.recording.engine.monitoring.Probe`) that no framework is in."""
+
+    kernels: Kernels
+
+    def __init__(self, listener: Listener, wanted: Wanted, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        self._listener, self._wanted = listener, wanted
+        self._only = [weakref.ref(one) for one in optimizers]
+        self._wanted_models = list(models)
+        self._models: list[Any] = []
+        self._names: dict[int, str] = {}  # of parameters, by identity
+        self._plans: dict[tuple[int, bytes], Plan] = {}
+        self._primary: weakref.ref[Any] | None = None
+        self._host: list[Block] = []
+        self._loss: Any = None
+        self._counted = np.zeros(3)  # backward passes, tokens, samples of the present step
+        self._clipped: list[tuple[Any, float | None]] = []  # norm before, and the largest allowed
+        self._copies: list[Any] = []  # of parameters before the step
+        self._local: dict[str, Any] = {}  # norms of gradients before reduction
+        self._layers: Layers = self.make_layers()
+
+    # ---------------------------------------------------------------- what a framework adds
+    @abstractmethod
+    def make_layers(self) -> Layers:
+        """Return what reads the layers of models."""
+
+    @abstractmethod
+    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
+        """Call something of ours, which the training must not feel: without gradients, and what it raises is no matter of it."""
+
+    @abstractmethod
+    def add(self, numbers: Sequence[Any], made: Made, *, sampled: bool = True) -> None:
+        """Add numbers of the present step, and what makes blocks of them on the host; ``sampled``: not of each step."""
+
+    @abstractmethod
+    def send(self) -> list[Block] | None:
+        """Let the step's numbers travel; return those that have arrived, None where none has."""
+
+    @abstractmethod
+    def parameters(self, optimizer: Any) -> list[Any]:
+        """Return the parameters of an optimizer."""
+
+    @abstractmethod
+    def gradient(self, parameter: Any) -> Any:
+        """Return a parameter's gradient, None where it has none."""
+
+    @abstractmethod
+    def moment(self, optimizer: Any, parameter: Any, *, second: bool = False) -> Any:
+        """Return a parameter's first moment or momentum, or Adam's second moment; None where there is none."""
+
+    @abstractmethod
+    def rates(self, optimizer: Any) -> list[Any]:
+        """Return the learning rates of an optimizer's groups: numbers, tensors, or None."""
+
+    @abstractmethod
+    def copied(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return copies that a step in place does not reach."""
+
+    @abstractmethod
+    def rank_and_world(self) -> tuple[int | None, int]:
+        """Return this process's rank (None when nothing says so) and how many there are."""
+
+    def sample(self, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute numbers for `add`."""
+        return compute()
+
+    def digests(self) -> None:  # noqa: B027 - a framework may have none
+        """Take a digest of each parameter."""
+
+    def scale(self, scaler: Any) -> Any:  # noqa: B027
+        """Return the loss scale that a scaler has now, a tensor; None where it has none."""
+
+    # ---------------------------------------------------------------- what all share
+    @property
+    def sampled(self) -> bool:
+        """Whether the present step has everything."""
+        return not self._listener.paused and self._listener.step % self._wanted.every == 0
+
+    def lost(self, loss: Any) -> None:
+        """Take a loss, a number on its device that the training does not change."""
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._counted[0] += 1
+
+    def follows(self, optimizer: Any) -> bool:
+        """Tell whether an optimizer is one of those that were asked for."""
+        return not self._only or any(one() is optimizer for one in self._only)
+
+    def named(self, place: int, parameter: Any) -> str:
+        """Return the name of a parameter; one that no model holds has its place."""
+        return self._names.setdefault(id(parameter), f"parameter{place}")
+
+    def before(self, optimizer: Any, *, clips: bool = False) -> None:
+        """An optimizer is about to step, with gradients in place; ``clips``: it changes them itself first, so their norms are taken
+        after it (`gradients`)."""
+        plan = self.plan_of(optimizer) if clips else self.gradients(optimizer)
+        if plan is not None and self.sampled:
+            plan.compare_with_momentum(self, optimizer)
+            self._copies = self.copied(plan.parameters(self, optimizer))
+
+    def gradients(self, optimizer: Any) -> Plan | None:
+        """Take the norms of the gradients."""
+        plan = self.plan_of(optimizer)
+        if plan is not None:
+            plan.gradient_norms(self, [self.gradient(one) for one in plan.parameters(self, optimizer)])
+        return plan
+
+    def plan_of(self, optimizer: Any) -> Plan | None:
+        """Return the names for the parameters that have a gradient now; None where none has."""
+        every = self.parameters(optimizer)
+        mask = np.array([self.gradient(one) is not None for one in every], bool)
+        if not mask.any():
+            return None
+        key = id(optimizer), mask.tobytes()
+        if key not in self._plans:
+            if len(self._plans) > PLANS:
+                self._plans.clear()
+            self._plans[key] = Plan([self.named(k, one) for k, one in enumerate(every)], mask)
+        return self._plans[key]
+
+    def after(self, optimizer: Any) -> None:
+        """An optimizer has stepped: take what that made."""
+        plan = self.plan_of(optimizer) if self.sampled and self._copies else None
+        if plan is not None:
+            plan.updates(self, optimizer, self._copies)
+        self._copies = []
+
+    def end(self, optimizer: Any, *, skipped: bool = False, scaler: Any = None) -> None:
+        """End the step, if it is the optimizer that does: the first one of the training."""
+        known = self._primary() if self._primary is not None else None
+        first = known is None or known is optimizer
+        if first and self._listener.paused:
+            self._forget()
+            self._primary = weakref.ref(optimizer)
+            self._listener.ended([])
+            return
+        rates = self.rates(optimizer)
+        names = labels("lr", [("" if first else f"{type(optimizer).__name__}.") + str(k) for k in range(len(rates))])
+        if all(one is None or isinstance(one, (int, float)) for one in rates):
+            self._host.append((names, np.array([np.nan if one is None else float(one) for one in rates])))
+        else:
+            self.add(rates, lambda got: [(names, got)], sampled=False)
+        if not first:  # its numbers are of the step that the first optimizer ends
+            return
+        self._primary = weakref.ref(optimizer)
+        self.skipped(skipped)
+        scale = None if scaler is None else self.scale(scaler)
+        if scale is not None:
+            self.add([scale], lambda got: [(SCALE, got)], sampled=False)
+        self.finish()
+
+    def skipped(self, skipped: bool) -> None:
+        """Say whether loss scaling skipped the step."""
+        self._host.append((SKIPPED, np.array([float(skipped)])))
+
+    def end_step(self) -> None:
+        """End the present step, for loops in which no optimizer of the framework does."""
+        if self._listener.paused:
+            self._listener.ended([])
+            return
+        self.skipped(False)
+        self.guarded("the end of a step", self.finish)
+
+    def put_loss(self) -> None:
+        """Add the loss of the step."""
+        if self._loss is not None:
+            self.add([self._loss], lambda got: [(LOSS, got)], sampled=False)
+
+    def put_counts(self) -> None:
+        """Add what was counted in the step."""
+        self._host.append((COUNTS, self._counted))
+
+    def finish(self) -> None:
+        """Hand the step over."""
+        self.put_loss()
+        self.put_counts()
+        for total, most in self._clipped[-1:]:
+            if total is not None:
+                self.add([total], partial(clip_blocks, most), sampled=False)
+        if self._local:
+            names, norms = list(self._local), list(self._local.values())
+            layers, places = by_layer(names)
+            local = labels("local_gradient_norm", layers)
+            self.add(norms, lambda got: [(local, joined(got, places, len(layers)))])
+        self._layers.finish()
+        step = self._listener.step
+        if self._wanted.digests and step % self._wanted.digests == 0 and self.rank_and_world()[1] > 1:
+            self.digests()
+        arrived = self.send()
+        self._forget()
+        if arrived is not None:
+            self._listener.ended(arrived)
+
+    def _forget(self) -> None:
+        self._loss, self._counted, self._clipped, self._local = None, np.zeros(3), [], {}
+
+
+class Plan:
+    """Names of series for one set of parameters with gradients."""
+
+    def __init__(self, names: Sequence[str], mask: NDArray[np.bool_]) -> None:
+        self._mask = mask
+        self._layers, self._places = by_layer([name for name, there in zip(names, mask, strict=True) if there])
+        self._labels = {
+            kind: labels(kind, self._layers)
+            for kind in (
+                "gradient_norm", "update_ratio", "weight_norm", "momentum_norm", "variance_norm", "momentum_to_variance",
+                "momentum_above_variance", "gradient_momentum_cosine", "gradient_momentum_agreement",
+            )
+        }  # fmt: skip
+
+    def parameters(self, probe: StepProbe, optimizer: Any) -> list[Any]:
+        """Return the parameters that have a gradient."""
+        return [one for one, there in zip(probe.parameters(optimizer), self._mask, strict=True) if there]
+
+    def _of_layers(self, got: Floats) -> Floats:
+        return joined(got, self._places, len(self._layers))
+
+    def _sums(self, got: Floats) -> Floats:
+        found: Floats = np.bincount(self._places, got, len(self._layers)).astype(np.float64)
+        return found
+
+    def gradient_norms(self, probe: StepProbe, gradients: Sequence[Any], clipped: Callable[[Floats], Floats] | None = None) -> None:
+        """Take the norm of each layer's gradient and of all; ``clipped`` makes of the norms those after clipping."""
+
+        def made(got: Floats) -> Sequence[Block]:
+            with np.errstate(over="ignore", invalid="ignore"):
+                held = got if clipped is None else clipped(got)
+                layers = self._of_layers(held)
+                return [(TOTAL, np.sqrt(np.sum(held * held, keepdims=True))), (self._labels["gradient_norm"], layers)]
+
+        probe.add(probe.kernels.norms(gradients), made, sampled=False)
+
+    def compare_with_momentum(self, probe: StepProbe, optimizer: Any, gradients: Sequence[Any] | None = None) -> None:
+        """Take the cosine of gradient and momentum, and the share of elements whose signs agree, before the step mixes them."""
+        parameters = self.parameters(probe, optimizer)
+        held = [probe.gradient(one) for one in parameters] if gradients is None else list(gradients)
+        momenta = [probe.moment(optimizer, one) for one in parameters]
+        if any(one is None for one in momenta):
+            return
+        kernels = probe.kernels
+        sizes = self._sums(np.array([float(kernels.size(one)) for one in momenta]))
+
+        def compute() -> Sequence[Any]:
+            dots, agree = kernels.alike(held, momenta)
+            return [*dots, *agree, *kernels.norms(held), *kernels.norms(momenta)]
+
+        def made(got: Floats) -> Sequence[Block]:
+            dots, agree, of_gradients, of_momenta = got.reshape(4, -1)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                size = self._of_layers(of_gradients) * self._of_layers(of_momenta)
+                cosine = np.where(size > 0, self._sums(dots) / size, np.nan)
+                shares = (1 + self._sums(agree) / sizes) / 2
+            return [(self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares)]
+
+        probe.add(probe.sample(compute), made)
+
+    def updates(self, probe: StepProbe, optimizer: Any, copies: Sequence[Any]) -> None:
+        """Take what the step made: the ratio of update and weights, and the moments."""
+        kernels, parameters = probe.kernels, self.parameters(probe, optimizer)
+        if len(copies) == len(parameters):
+
+            def ratio(got: Floats) -> Sequence[Block]:
+                made, held = (self._of_layers(half) for half in got.reshape(2, -1))
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    return [(self._labels["update_ratio"], made / held), (self._labels["weight_norm"], held)]
+
+            probe.add(probe.sample(lambda: [*kernels.differences(parameters, copies), *kernels.norms(parameters)]), ratio)
+        momenta = [probe.moment(optimizer, one) for one in parameters]
+        if any(one is None for one in momenta):
+            return
+        variances = [probe.moment(optimizer, one, second=True) for one in parameters]
+        if any(one is None for one in variances):
+            probe.add(probe.sample(lambda: kernels.norms(momenta)), lambda got: [
+                (self._labels["momentum_norm"], self._of_layers(got))
+            ])  # fmt: skip
+            return
+        sizes = self._sums(np.array([float(kernels.size(one)) for one in momenta]))
+
+        def moments(got: Floats) -> Sequence[Block]:
+            of_v, of_m, larger = got.reshape(3, -1)
+            v, m = self._of_layers(of_v), self._of_layers(of_m)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return [
+                    (self._labels["momentum_norm"], m), (self._labels["variance_norm"], v),
+                    (self._labels["momentum_to_variance"], m / np.sqrt(v)),
+                    (self._labels["momentum_above_variance"], (1 - self._sums(larger) / sizes) / 2),
+                ]  # fmt: skip
+
+        # A sum of signs costs a tenth of a count.
+        probe.add(probe.sample(lambda: [
+            *kernels.norms(variances), *kernels.norms(momenta), *kernels.above(momenta, variances)
+        ]), moments)  # fmt: skip
+
+
+class Layers:
+    """What a probe takes of the layers of a model in steps that have everything: outputs, attention's logits, routers."""
+
+    def __init__(self, probe: Any) -> None:
+        self._probe = probe
+        self.scopes: dict[int, str] = {}
+        self._modules: list[Any] = []  # held, so that no other object gets their identities
+        self._outputs: dict[str, tuple[Sequence[Any], float | None, int]] = {}  # numbers, size, and how many there are
+        self._attention: dict[str, Sequence[Any]] = {}
+        self._routers: dict[str, tuple[Sequence[Any], int]] = {}
+        self._labels: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def took(self, scope: str, kind: str, output: Any, size: float | None, *, half: bool, experts: int) -> None:
+        """Take a module's output: of class ``kind``, with so many elements (None: `Kernels.spread` tells), of a half precision;
+        ``experts``: the outputs that a layer without activation has, 0 of any other."""
+        kernels, ends = self._probe.kernels, BOUNDED.get(kind.lower())
+        numbers = self._probe.sample(lambda: kernels.spread(output, ends))
+        self._outputs[scope] = numbers, size, 4 + (ends is not None or half)
+        if scope.rpartition(".")[2] in ROUTERS and 2 <= experts <= MOST_EXPERTS:
+            self._routers[scope] = self._probe.sample(lambda: kernels.routes(output)), experts
+
+    def attended(self, scope: str, compute: Callable[[], Sequence[Any]]) -> None:
+        """Take the largest logit and the entropy of an attention; of no known module it has a number."""
+        self._attention[scope or f"attention{len(self._attention)}"] = self._probe.sample(compute)
+
+    def finish(self) -> None:
+        """Hand over what was taken in the step; each closure below has labels of its own."""
+        outputs, attention, routers = self._outputs, self._attention, self._routers
+        self._outputs, self._attention, self._routers = {}, {}, {}
+        order = {scope: place for place, scope in enumerate(self.scopes.values())}
+        if outputs:
+            scopes = sorted(outputs, key=order.__getitem__)
+            names = self._same([f"{kind}/{s}" for s in scopes for kind in _KINDS[: outputs[s][2] - 1]])
+            numbers = [one for scope in scopes for one in outputs[scope][0]]
+            taken = [outputs[scope][1:] for scope in scopes]
+
+            def made(got: Floats) -> Sequence[Block]:
+                values: list[float] = []
+                at = 0
+                for known, count in taken:
+                    norm, low, high, others, *flat = got[at : at + count]
+                    size = got[at + count] if known is None else known
+                    most = max(abs(low), abs(high)) if low == low else low  # a NaN is both ends
+                    values += [norm / math.sqrt(size), most, 1 - others / size, *(one / size for one in flat)]
+                    at += count + (known is None)
+                return [(names, np.array(values))]
+
+            self._probe.add(numbers, made)
+        if attention:
+            read = self._same([f"{kind}/{s}" for s in attention for kind in ("attention_largest_logit", "attention_entropy")])
+            self._probe.add([one for held in attention.values() for one in held], lambda got: [(read, got)])
+        if routers:
+            kinds = ("router_load", "router_entropy", "router_largest_logit")
+            named = self._same([f"{kind}/{s}" for s in routers for kind in kinds])
+            counts = np.array([factor for _, experts in routers.values() for factor in (experts, 1 / math.log(experts), 1)])
+            self._probe.add([one for held, _ in routers.values() for one in held], lambda got: [(named, got * counts)])
+
+    def _same(self, names: list[str]) -> tuple[str, ...]:
+        key = tuple(names)
+        if len(self._labels) > PLANS:
+            self._labels.clear()
+        return self._labels.setdefault(key, key)
+
+
+_KINDS = ("activation_rms", "activation_max", "activation_zeros", "activation_saturated")
