@@ -25,6 +25,7 @@ from trueup.analysis.triage.optimisations import apart, percent, rounding_unit
 from trueup.analysis.triage.running import compiled, last_line, losses_of, opened
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import TrueupError
+from trueup.foundation.progress import advance
 from trueup.foundation.store import Capture
 from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions
@@ -66,6 +67,7 @@ class Runner:
         number = 1 + max((int(p.name) for p in self._folder.glob("[0-9]*") if p.name.isdigit()), default=0)
         folder = (self._folder / f"{number:03d}").absolute()
         folder.mkdir(parents=True)
+        advance("bisecting", "runs", number - 1)
         begun = time.monotonic()
         code = self._run(self._setup(chosen, folder), folder)
         seconds = time.monotonic() - begun
@@ -97,7 +99,7 @@ class Runner:
             order["options_of"] = compiled(options)
         return launch.execute(
             folder / "capture", options, command, environment=environment, output=output, timeout=self._timeout,
-            folder=setup.folder, **order,
+            folder=setup.folder, doing=f"run {folder.name}", **order,
         )  # fmt: skip
 
     def _judged(self, code: int, folder: Path) -> tuple[Outcome, str]:

@@ -108,7 +108,8 @@ class Pairs:
             detail = str(capture.root.get("detail", "stats"))
             options = CaptureOptions.of(level=("module", "api"), detail=detail, steps=steps_of(self.found), stop=True)
             output = self.folder / f"{side}.txt"
-            code = launch.uninterrupted(launch.execute((self.folder / side).absolute(), options, command, output=output))
+            into, doing = (self.folder / side).absolute(), f"recording the {side}"
+            code = launch.uninterrupted(launch.execute(into, options, command, output=output, doing=doing))
             if code or not (self.folder / side).exists():
                 return f"the {side}'s command ended with exit code {code}{last_line(output)}"
         return ""

@@ -115,7 +115,7 @@ class _Search:
         if self._wanted.verdict == "crashed" and "chain" not in self._trying.settle(chain):
             return False  # it is not executed where it should be either
         self._tried += 1
-        advance("shrinking", "variants tried", self._tried)
+        advance("shrinking", "variants", self._tried)
         answer = self._trying.judge(chain)
         if "crashed" in answer and self._wanted.verdict != "crashed":
             self._crashes.add(form)  # such as a kernel that trusts its shapes; starting a process again takes seconds

@@ -145,7 +145,7 @@ class Runner:
         begun = time.monotonic()
         code = launch.execute(
             place.absolute(), options, self.command, environment=environment, output=output, timeout=self._timeout,
-            switches=orders, **order,
+            switches=orders, doing=f"run {len(self.trials) + 1}, {name}", **order,
         )  # fmt: skip
         launch.uninterrupted(code)
         trial = self._read(name, off, place, time.monotonic() - begun, code, output, watched="watch" in order)

@@ -148,16 +148,20 @@ def align(
         from trueup.analysis.recipes import follow
         from trueup.analysis.recipes.following import further
         from trueup.doors.report.executed import attempts_progress
+        from trueup.doors.report.progress import shown
         from trueup.doors.report.recipe import document, render, save
         from trueup.doors.report.terminal import Terminal, print_saved
+        from trueup.foundation.progress import leaving
 
     console = Terminal()
     again = functools.partial(follow, recipe=recipe, mapping=mapping, metric=metric, every=every)
-    found = again(baseline, candidate)
+    with shown(), leaving("nothing was written: the same command begins again"):
+        found = again(baseline, candidate)
     render(found, console)
     if command:
         base = None if base_command is None else shlex.split(base_command)
-        inside = further(found, command, base, again, mapping, attempts_progress(console))
+        with shown(below=True), leaving("the runs that were made are kept: the same command goes on"):
+            inside = further(found, command, base, again, mapping, attempts_progress(console))
         if inside is not None:
             found = inside
             console.print()

@@ -84,7 +84,7 @@ def capture(
     from trueup.recording.recorder import launch
 
     if shadow is None:
-        with shown(lines=True):
+        with shown(below=True):
             return launch.run(options, command)
 
     from dataclasses import asdict
@@ -92,7 +92,7 @@ def capture(
     from trueup.recording.execution.shadow import ShadowOptions
 
     chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
-    with shown(lines=True):
+    with shown(below=True):
         code = launch.run(options | {"shadow": asdict(chosen)}, command)
     return tell_shadow(output, code, decides=shadow_exit)
 
@@ -193,6 +193,7 @@ def triage(
     from trueup.analysis.triage import triage as run
     from trueup.analysis.triage.table import load
     from trueup.doors.report.overflow import save_page
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal, print_saved
     from trueup.doors.report.triage import document, render, save, trials_progress
     from trueup.foundation.progress import leaving
@@ -200,7 +201,7 @@ def triage(
     console = Terminal()
     table = load(switches, shared.words(switch), fusion_result)
     tell = trials_progress(console)
-    with leaving(f"its runs are in {output or 'trueup-triage'}; name another -o to begin again"):
+    with shown(below=True), leaving(f"its runs are in {output or 'trueup-triage'}; name another -o to begin again"):
         found = run(
             command, output, baseline=baseline, steps=steps, timeout=timeout or None, table=table, every=every, tell=tell,
             save_page=save_page,
@@ -243,13 +244,14 @@ def bisect(
     from trueup.analysis.bisection.changes import in_steps
     from trueup.doors.report.document import headed
     from trueup.doors.report.executed import attempts_progress, render_bisection
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
     from trueup.foundation.progress import leaving
     from trueup.foundation.words.wording import one_line
 
     console = Terminal()
     tell = attempts_progress(console, in_steps if over == "steps" else one_line)
-    with leaving(f"its runs are in {output or 'trueup-bisect'}: the same command goes on there"):
+    with shown(below=True), leaving(f"its runs are in {output or 'trueup-bisect'}: the same command goes on there"):
         found = run(
             over, command or (), output, check=check, baseline=baseline, capture=capture, good=good, bad=bad,
             change=shared.words(change), suspects=suspects, most=most, timeout=timeout or None, tell=tell,
@@ -288,7 +290,7 @@ def heal(
     if undone is not None and (baseline is None or command):
         raise typer.BadParameter("a run that was mended by hand goes with --baseline, and without a command", param_hint="--undone")
     found: Healed | Undone
-    with shown(lines=True), leaving(f"its runs are in {output or f'{path}-healed'}; name another -o to begin again"):
+    with shown(below=True), leaving(f"its runs are in {output or f'{path}-healed'}; name another -o to begin again"):
         if baseline is not None and undone is not None:
             found = judge(baseline, path, undone)
         else:

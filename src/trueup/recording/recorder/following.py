@@ -12,23 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from trueup.foundation.progress import TALLIES, advance, is_heard, is_set, read_written
+from trueup.foundation.progress import TALLIES, advance, is_heard, read_written
 from trueup.foundation.words.wording import counted
 
-EVERY = 5.0
-"""Seconds between two looks; a line of a log comes every ten."""
+EVERY = 1.0
+"""Seconds between two looks; processes write as often."""
 
 
 @contextmanager
-def following(doing: str = "capturing") -> Iterator[dict[str, str]]:
-    """Say how far the capture is that the block's command writes, where somebody listens, and what that is for. Gives the variables
-    that the command needs."""
+def following(doing: str = "capturing", steps: int | None = None) -> Iterator[dict[str, str]]:
+    """Say how far the capture is that the block's command writes, where somebody listens: what it is for, and of how many steps, if
+    that is known. Gives the variables that the command needs."""
     if not is_heard():
         yield {}
         return
     ended = Event()
     with tempfile.TemporaryDirectory(prefix="trueup-progress-", ignore_cleanup_errors=True) as folder:
-        thread = Thread(target=_follow, args=(Path(folder), ended, doing), daemon=True)
+        thread = Thread(target=_follow, args=(Path(folder), ended, doing, steps), daemon=True)
         thread.start()
         try:
             yield {TALLIES: folder}
@@ -37,11 +37,11 @@ def following(doing: str = "capturing") -> Iterator[dict[str, str]]:
             thread.join()
 
 
-def _follow(folder: Path, ended: Event, doing: str) -> None:
+def _follow(folder: Path, ended: Event, doing: str, most: int | None) -> None:
     began = time.monotonic()
-    while not ended.wait(min(EVERY, 1.0) if is_set("TRUEUP_VERBOSE") else EVERY):
+    while not ended.wait(EVERY):
         steps, rows, size = read_written(folder)
         if rows:
             rate = size / 1e6 / max(time.monotonic() - began, 1e-9)
             speed = f"{rate:,.1f} MB/s" if rate >= 0.1 else f"{rate * 1e3:,.0f} kB/s"
-            advance(doing, "rows", rows, detail=f"{counted(steps, 'step')}, {size / 1e6:,.1f} MB written, {speed}")
+            advance(doing, "steps", steps, most, f"{counted(rows, 'row')}, {size / 1e6:,.1f} MB written, {speed}")

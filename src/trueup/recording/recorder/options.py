@@ -149,6 +149,12 @@ class CaptureOptions:
         """Tell whether no step from ``step`` on is wanted."""
         return self.steps is not None and all(end is not None and step >= end for _, end in self.steps)
 
+    @property
+    def planned(self) -> int | None:
+        """How many steps are wanted, if they have an end."""
+        ends = [(start, end) for start, end in self.steps or () if end is not None]
+        return sum(end - start for start, end in ends) if self.steps and len(ends) == len(self.steps) else None
+
     def to_json(self) -> str:
         """Encode for the environment of a child process."""
         return json.dumps(dataclasses.asdict(self))
