@@ -14,7 +14,7 @@ import trueup
 from adapters.loops import LOOPS
 from adapters.test_optimizers import run, skip_where_impossible, unobserved
 from adapters.test_watching import DONE_AGAIN, blamed_in_each_step  # noqa: F401 - a fixture
-from trueup.analysis.watch.session import Watch
+from trueup.analysis.watch.watcher import Watch
 
 
 @pytest.fixture

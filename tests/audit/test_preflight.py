@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueup
-from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_step
-from trueup.analysis.audit.one_run import _left_out, odd, worth_a_look
+from trueup.analysis.audit.one_run import Draw, FirstStep, _left_out, beginnings, first_step, odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.reaching import is_set_otherwise

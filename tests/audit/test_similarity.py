@@ -15,7 +15,7 @@ from torch import nn
 import trueup
 from audit.trained import train
 from trueup.analysis.audit import similarity
-from trueup.analysis.audit.similarity import dice
+from trueup.analysis.audit.checking import dice
 from verdict.captures import Recording, normal
 
 

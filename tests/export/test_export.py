@@ -119,7 +119,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_graph_judges_what_another_made_of_its_values(tmp_path: Path) -> None:
     import torch
 
-    from trueup.recording.adapters.torch.exported_graph import Graph
+    from trueup.recording.adapters.torch.exporting import Graph
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:

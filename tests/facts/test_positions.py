@@ -13,7 +13,7 @@ from trueup.foundation.facts.operators import named, says
 from trueup.foundation.model import Finding, SlotComparison
 from trueup.foundation.words.sentence import argument_name, evidence, given_number, named_argument
 from trueup.recording.adapters.torch.environment import schemas
-from trueup.recording.engine.signatures import Signatures, agreed
+from trueup.recording.engine.session import Signatures, agreed
 
 OF_TORCH = [op for op in named("positions") if not op.startswith("paddle.")]
 

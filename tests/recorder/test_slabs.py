@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from trueup.recording.recorder import slabs as module
-from trueup.recording.recorder.slabs import Payload, Slabs
+from trueup.recording.recorder import rows as module
+from trueup.recording.recorder.rows import Payload, Slabs
 
 
 @pytest.fixture(autouse=True)

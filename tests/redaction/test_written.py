@@ -12,7 +12,7 @@ import pytest
 from launch.running import trueup_run
 from nursery import Nursery
 from trueup import open_capture
-from trueup.analysis.triage.table import load
+from trueup.analysis.triage.running import load
 from trueup.foundation.redaction import MASK, redacted
 from trueup.foundation.redaction.masking import is_secret
 from trueup.foundation.redaction.variables import _table, is_recorded, recorded

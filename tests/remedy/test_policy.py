@@ -8,8 +8,7 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.toml import LARGEST
-from trueup.recording.engine.given_values import GivenValues
-from trueup.recording.engine.policies import Rules
+from trueup.recording.engine.policies import GivenValues, Rules
 from trueup.recording.policy_file import laid_over, load, parse
 
 GOOD = """

@@ -13,7 +13,7 @@ import torch
 import trueup
 from trueup import simdev
 from trueup.analysis.rerun.chain_process import Recorded
-from trueup.analysis.rerun.fewest_calls import _Search, earlier, made_inputs, widened
+from trueup.analysis.rerun.minimise import _Search, earlier, made_inputs, widened
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import executing
 from trueup.recording.adapters.torch.executing import ChainReplayer

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from trueup.foundation.kernels import digest, hexadecimal
 from trueup.foundation.store import durable, open_capture
 from trueup.foundation.store.segment import PendingSegment
-from trueup.recording.recorder.slabs import Payload, Slabs
+from trueup.recording.recorder.rows import Payload, Slabs
 
 from .captures import writer
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from trueup.analysis.triage.optimisations import NO_LOSS, Search
-from trueup.analysis.triage.running import Outcome, Trial
-from trueup.analysis.triage.table import Switch, Table
+from trueup.analysis.triage.running import Outcome, Switch, Table, Trial
 
 ROWS = ("a", "b", "c", "d", "whole")
 PARTS = ("first part", "second part", "third part")

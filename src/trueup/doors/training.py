@@ -20,7 +20,7 @@ from trueup.recording.registry import ADAPTERS, Adapter, listed, meant
 
 if TYPE_CHECKING:
     from trueup.analysis.monitor.session import Monitor
-    from trueup.analysis.watch.session import Watch
+    from trueup.analysis.watch.watcher import Watch
     from trueup.recording.adapters.torch.shadowing_block import Shadow
     from trueup.recording.engine.policies import AppliedPolicy
     from trueup.recording.engine.session import Capture
@@ -152,7 +152,7 @@ def watch(
     chosen = WatchOptions.of(stop_after, frames, budget)
     found = _framework(model, "watch", "watch", "watch")
     models: Iterable[Any] = [] if model is None else model if isinstance(model, (list, tuple)) else [model]
-    from trueup.analysis.watch.session import Watch
+    from trueup.analysis.watch.watcher import Watch
     from trueup.recording.engine.session import root_manifest
 
     adapted: Any = import_module(f"trueup.recording.adapters.{found.name}.watching")

@@ -16,8 +16,7 @@ import tensorflow as tf
 import trueup
 from trueup.analysis.triage import triaging
 from trueup.analysis.triage.optimisations import Search
-from trueup.analysis.triage.running import Trial, losses_of
-from trueup.analysis.triage.table import Switch, load
+from trueup.analysis.triage.running import Switch, Trial, load, losses_of
 from trueup.foundation.facts.operators import named
 from trueup.recording.adapters.tensorflow import switching
 from trueup.recording.engine.switching import Switching

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.audit.first_step import beginnings, first_step
-from trueup.analysis.audit.one_run import odd, worth_a_look
+from trueup.analysis.audit.one_run import beginnings, first_step, odd, worth_a_look
 from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import DTYPE
 from trueup.foundation.model import TrueupError

@@ -24,9 +24,8 @@ from pathlib import Path
 from trueup.analysis.bisection import compiled
 from trueup.analysis.bisection.running import Setup
 from trueup.analysis.bisection.search import Chosen, apart
-from trueup.analysis.triage import table
 from trueup.analysis.triage.optimisations import by_hand
-from trueup.analysis.triage.running import switched_off
+from trueup.analysis.triage.running import load, switched_off
 from trueup.foundation import toml
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
@@ -172,7 +171,7 @@ def compiled_operators(names: Chosen) -> Changes:
 def switches(capture: Capture, only: Sequence[str] = ()) -> Changes:
     """Offer the optimisations that a capture's framework has on its devices."""
     devices = [str(device) for manifest in capture.ranks.values() for device in manifest.get("devices", ())]
-    rows = [row for name in sorted(_frameworks(capture)) for row in table.load(only=only).top(name, devices)]
+    rows = [row for name in sorted(_frameworks(capture)) for row in load(only=only).top(name, devices)]
     by_name = {row.name: row for row in rows}
 
     def setup(names: Chosen, folder: Path) -> Setup:

@@ -25,8 +25,7 @@ import jinja2
 
 from trueup.analysis.rerun.chain_process import Trying
 from trueup.analysis.rerun.executing import framework_of
-from trueup.analysis.rerun.fewest_calls import Context, find_context
-from trueup.analysis.rerun.minimise import Minimised, Signature
+from trueup.analysis.rerun.minimise import Context, Minimised, Signature, find_context
 from trueup.analysis.rerun.minimise import minimise as shrink
 from trueup.analysis.selecting import Selection, find_call
 from trueup.foundation.model import TrueupError

@@ -21,8 +21,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from trueup.analysis.ddmin import fewest
-from trueup.analysis.triage.running import Outcome, Runner, Trial, losses_of
-from trueup.analysis.triage.table import Switch
+from trueup.analysis.triage.running import Outcome, Runner, Switch, Trial, losses_of
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.foundation.model import Result, Status, TrueupError

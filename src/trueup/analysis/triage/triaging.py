@@ -15,8 +15,7 @@ from typing import Any
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.remedy.advice import next_command
 from trueup.analysis.triage import optimisations
-from trueup.analysis.triage.running import Outcome, Runner, Triage, Trial, losses_of
-from trueup.analysis.triage.table import Table, load
+from trueup.analysis.triage.running import Outcome, Runner, Table, Triage, Trial, load, losses_of
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.facts.anomaly import OverflowResult
 from trueup.foundation.model import LEVELS, Result, TrueupError
@@ -149,7 +148,7 @@ def triage(
         baseline: a capture of the training where it is right.
         steps: after how many a run ends.
         timeout: seconds after which a run is ended; None: never.
-        table: the switches; else those that come along (`trueup.analysis.triage.table.load`).
+        table: the switches; else those that come along (`trueup.analysis.triage.running.load`).
         every: make all steps, also after one that explains it.
         tell: called with each run that was made.
         save_page: writes what a float anomaly is into a folder beside the report.

@@ -191,7 +191,7 @@ def triage(
     command = shared.required(command, "run", "triage --baseline runs/gpu")
 
     from trueup.analysis.triage import triage as run
-    from trueup.analysis.triage.table import load
+    from trueup.analysis.triage.running import load
     from trueup.doors.report.overflow import save_page
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal, print_saved

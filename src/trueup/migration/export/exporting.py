@@ -373,7 +373,7 @@ def differing(onnx: Any, proto: Any, run: Execute, executed: Sequence[tuple[Inpu
     Args:
         onnx: the package.
         proto: the file; ``run(model, feeds)`` gives the outputs of one like it.
-        executed: inputs, and the framework's run of them (`recording.adapters.torch.exported_graph.GraphRun`).
+        executed: inputs, and the framework's run of them (`recording.adapters.torch.exporting.GraphRun`).
         fresh: what an export of the model gives now; None: that is the file.
     """
     makers = {name: node for node in proto.graph.node for name in node.output}

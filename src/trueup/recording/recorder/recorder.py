@@ -32,9 +32,8 @@ from trueup.foundation.words.wording import say
 from trueup.recording.recorder import flusher
 from trueup.recording.recorder.flusher import Flusher, Stalled
 from trueup.recording.recorder.options import CaptureOptions, Patterns, Seen, in_ranges
-from trueup.recording.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, fields
+from trueup.recording.recorder.rows import FIELDS, Call, Kind, Payload, Place, Rows, Slabs, Slot, Statistics, Tensor, fields
 from trueup.recording.recorder.sites import Sites
-from trueup.recording.recorder.slabs import Payload, Slabs
 
 if TYPE_CHECKING:
     from trueup.foundation.store import Writer

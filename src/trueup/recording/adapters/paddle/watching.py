@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from trueup.analysis.watch.session import WatchedSession
+from trueup.analysis.watch.watcher import WatchedSession
 from trueup.recording.adapters.paddle.optimizers import skipped
 from trueup.recording.adapters.paddle.session import Session
 

@@ -67,8 +67,7 @@ from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
-from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Threads, execute_module, running_of
-from trueup.recording.engine.signatures import Signatures
+from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Signatures, Threads, execute_module, running_of
 from trueup.recording.recorder import Call, CaptureOptions, Slot
 from trueup.recording.recorder.arguments import MAX_VALUES
 from trueup.recording.recorder.recorder import ARGUMENTS

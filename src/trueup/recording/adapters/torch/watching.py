@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from trueup.analysis.watch.saving import Rerun
-from trueup.analysis.watch.session import WatchedSession
+from trueup.analysis.watch.watcher import WatchedSession
 from trueup.recording.adapters.torch.modes import put_on, take_off, without
 from trueup.recording.adapters.torch.session import Session
 from trueup.recording.adapters.torch.tensors import named_tensors
