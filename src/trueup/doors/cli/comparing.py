@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import Base, Cand, File, Files, Html, Json, Output, Share, Word, Words, save_as_json
-from trueup.foundation.model import LEVELS, PHASES, UsageError
+from trueup.foundation.model import LEVELS, PHASES, Result, UsageError
+
+if TYPE_CHECKING:
+    from trueup.doors.report.terminal import Terminal
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
 REPEAT = "A second baseline run: differences of this size count as noise."
@@ -57,13 +61,14 @@ def compare(
         from trueup.doors.comparing import compare as compare_captures
         from trueup.doors.report.document import document
         from trueup.doors.report.progress import shown
-        from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
+        from trueup.doors.report.terminal import Terminal, print_saved, render
         from trueup.foundation.progress import leaving
 
+    tables = {"csv": csv, "xlsx": xlsx, "junit": junit, "sarif": sarif}
     if are_monitored(baseline, candidate):
-        for option, value in (("--csv", csv), ("--xlsx", xlsx), ("--junit", junit), ("--sarif", sarif), ("--repeat", repeat)):
+        for option, value in {**tables, "repeat": repeat}.items():
             if value:
-                raise UsageError(f"{option} is for captures of calls.\n  got:      two monitored runs\n  next:     leave it out")
+                raise UsageError(f"--{option} is for captures of calls.\n  got:      two monitored runs\n  next:     leave it out")
         return _series(baseline, candidate, output, json)
     if xlsx is not None:
         from trueup.doors.report.legacy import xlsxwriter
@@ -89,20 +94,24 @@ def compare(
         render_listing(cosines.below(cosine, limit), console)
     if output is not None:
         print_saved(result.save(output), console)
-    if csv is not None or xlsx is not None:
-        from trueup.doors.report.legacy import write_csv, write_xlsx
-
-        for file, write in ((csv, write_csv), (xlsx, write_xlsx)):
-            if file is not None:
-                print_written(write(result, file), console)
-    if junit is not None or sarif is not None:
-        from trueup.doors.report.ci import write_junit, write_sarif
-
-        for file, what, told in ((junit, "junit", write_junit), (sarif, "sarif", write_sarif)):
-            if file is not None:
-                print_written(told(result, file), console, what)
+    _write_tables(result, tables, console)
     save_as_json(lambda: document(result), json, console)
     return result.exit_code
+
+
+def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) -> None:
+    """Write the files that were asked for, by their kind: ``csv``, ``xlsx``, ``junit``, ``sarif``."""
+    from trueup.doors.report.ci import write_junit, write_sarif
+    from trueup.doors.report.legacy import write_csv, write_xlsx
+    from trueup.doors.report.terminal import print_written
+
+    writers: dict[str, tuple[Callable[[Result, Path], Path], str]] = {
+        "csv": (write_csv, "rows"), "xlsx": (write_xlsx, "rows"), "junit": (write_junit, "junit"), "sarif": (write_sarif, "sarif")
+    }  # fmt: skip
+    for kind, file in files.items():
+        if file is not None:
+            write, what = writers[kind]
+            print_written(write(result, file), console, what)
 
 
 def _series(baseline: Path, candidate: Path, output: File, json: File) -> int:

@@ -65,13 +65,8 @@ def capture(
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
     command = shared.required(command, "capture", "capture -o runs/cpu")
-    if overwrite and run_id is not None:
-        raise UsageError(
-            "A node would remove what another one records.\n  expected: --run-id, or --overwrite\n  got:      both\n"
-            "  next:     name another -o, or remove the old capture before the nodes start"
-        )
     if overwrite:
-        shared.cleared(output)
+        _cleared(output, run_id)
     options: dict[str, Any] = {
         "directory": str(output), "level": shared.levels(level) or LEVELS, "detail": detail, "steps": steps, "stop": stop,
         "ranks": ranks, "include": tuple(include or ()) or None, "exclude": tuple(exclude or ()) or None,
@@ -95,6 +90,16 @@ def capture(
     with shown(below=True):
         code = launch.run(options | {"shadow": asdict(chosen)}, command)
     return tell_shadow(output, code, decides=shadow_exit)
+
+
+def _cleared(output: Path, run_id: str | None) -> None:
+    """Remove the old capture; raises UsageError where several nodes record into it."""
+    if run_id is not None:
+        raise UsageError(
+            "A node would remove what another one records.\n  expected: --run-id, or --overwrite\n  got:      both\n"
+            "  next:     name another -o, or remove the old capture before the nodes start"
+        )
+    shared.cleared(output)
 
 
 def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
