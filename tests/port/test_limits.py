@@ -9,8 +9,7 @@ import pytest
 
 from trueup.foundation.model import UsageError
 from trueup.migration.assess.assessing import extensions, linked, packages
-from trueup.migration.assess.reading import Row
-from trueup.migration.assess.support import broken, check_version, limits
+from trueup.migration.assess.support import Row, broken, check_version, limits
 from trueup.simdev.shapes import _kind
 
 PLAIN: dict[str, Any] = {

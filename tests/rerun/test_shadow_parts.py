@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.words.shadow_sentence import lines
 from trueup.recording.execution import shadow
-from trueup.recording.execution.shadow import LEAST_SHARE, SHARE, TIME, Budget, ShadowOptions, summarise
+from trueup.recording.execution.shadow import LEAST_SHARE, SHARE, TIME, Budget, ShadowOptions, shadow_lines, summarise
 
 
 def chosen(budget: Budget, calls: int = 2000) -> list[int]:
@@ -86,7 +85,7 @@ def test_words_of_a_wrong_call() -> None:
         {"step": 0, "rank": 0, "seq": 99, "phase": "forward", "op": "aten::rand", "state": "not judged", "reason": "random",
          "calls": 3},
     ]  # fmt: skip
-    assert lines(summarise(shadow.table(rows), "cpu float64")) == [
+    assert shadow_lines(summarise(shadow.table(rows), "cpu float64")) == [
         "WRONG  first: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::cell_backward)",
         "       given its own inputs it is off by 2.1e-1 (rel. L2) in output.0, float32 [4, 8]: 3.5e6 x what rounding explains",
         "       your code: net/centernet.py:57 in forward",
@@ -106,13 +105,13 @@ def test_an_earlier_suspect_of_a_broken_operator_is_the_first_culprit() -> None:
 def test_nothing_judged_is_not_soundness() -> None:
     result = summarise(shadow.SCHEMA.empty_table(), "cpu float64")
     assert (result.verdict, result.exit_code) == ("could not tell", 2)
-    assert lines(result) == ["COULD NOT TELL  no call was judged"]
+    assert shadow_lines(result) == ["COULD NOT TELL  no call was judged"]
 
 
 def test_errors_that_are_no_numbers_are_words() -> None:
     rows = [row(dtype="int64", error=0.1, excess=math.inf, reason="3 of 30 elements differ")]
     result = summarise(shadow.table(rows), "cpu float64")
-    assert lines(result)[1].strip() == "given its own inputs, output.0 (int64 [4, 8]): 3 of 30 elements differ"
+    assert shadow_lines(result)[1].strip() == "given its own inputs, output.0 (int64 [4, 8]): 3 of 30 elements differ"
 
 
 def test_table_survives_damage(tmp_path: Path) -> None:

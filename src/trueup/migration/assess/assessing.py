@@ -22,12 +22,13 @@ import msgspec
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
-from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import (
     GRADES,
     NEWEST,
     Broken,
     Grade,
+    Row,
+    Run,
     Source,
     broken,
     check_version,
