@@ -13,7 +13,7 @@ import torch
 import trueup
 from trueup import simdev
 from trueup.analysis.rerun.chain_process import Recorded
-from trueup.analysis.rerun.minimise import _Search, earlier, made_inputs, widened
+from trueup.analysis.rerun.minimise import _Narrowing, earlier, made_inputs, widened
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import executing
 from trueup.recording.adapters.torch.executing import ChainReplayer
@@ -152,7 +152,7 @@ class Pretending:
 @pytest.mark.parametrize("needed", [{3}, {0, 199}, {7, 8, 9}, {1, 50, 100, 150}, set(range(0, 200, 40))])
 def test_the_fewest_calls_are_found(needed: set[int], sums: RecordedCalls) -> None:
     pretending = Pretending(needed, broken=23)
-    search = _Search(Path("x"), find(sums, "aten::add", 2), pretending, float("inf"))  # type: ignore[arg-type]
+    search = _Narrowing(Path("x"), find(sums, "aten::add", 2), pretending, float("inf"))  # type: ignore[arg-type]
     assert search.fails(list(range(200)))
     assert set(search.reduced()) == needed
     assert search.broken == {23}
