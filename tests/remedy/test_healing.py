@@ -9,6 +9,7 @@ import pytest
 
 import trueup
 from trueup.analysis.remedy.healing import Healed, heal
+from trueup.foundation.model import TrueupError
 from trueup.recording.recorder import launch
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -34,14 +35,31 @@ for _ in range(2):
 
 def recorded_and_healed(script: str, root: Path) -> Healed:
     """Record a training and heal it."""
+    return heal(root / "run", recorded(script, root))
+
+
+def recorded(script: str, root: Path) -> list[str]:
     (root / "train.py").write_text(script, encoding="utf-8")
     command = [sys.executable, str(root / "train.py")]
     assert launch.run({"directory": str(root / "run")}, command) == 0
-    return heal(root / "run", command)
+    return command
 
 
-def test_the_backward_of_a_product_under_autocast(tmp_path: Path) -> None:
-    healed = recorded_and_healed(TRAIN, tmp_path)
+def test_the_backward_of_a_product_under_autocast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Healed by a search that is interrupted in its second run, and goes on there."""
+    command, run = recorded(TRAIN, tmp_path), launch.run
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(launch, "run", lambda order, words: 130 if order["directory"].endswith("run-2") else run(order, words))
+        heal(tmp_path / "run", command)
+    kept = (tmp_path / "run-healed/run-1/manifest.json").stat().st_mtime_ns
+    capsys.readouterr()
+    healed = heal(tmp_path / "run", command)
+    assert (tmp_path / "run-healed/run-1/manifest.json").stat().st_mtime_ns == kept
+    assert "run-healed, where 1 run ended before the interruption; remove it if the training was changed" in capsys.readouterr().err
+    with pytest.raises(TrueupError, match="is not empty"):  # there is an answer
+        heal(tmp_path / "run", command)
     first = trueup.overflow(tmp_path / "run").anomalies[0]
     assert first.place.phase == "backward"
     assert healed.verdict == "healed"

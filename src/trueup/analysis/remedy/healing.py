@@ -2,6 +2,7 @@
 
 runs/large-healed/policy.toml     the rules: more each round, then the fewest that heal it
 runs/large-healed/run-1           the capture of the first round, of the step found and the one after it
+runs/large-healed/runs.jsonl      the runs that ended: an interrupted search goes on after them
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +19,10 @@ from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import NARROW, wider_function, wider_module
 from trueup.analysis.audit.amp import amp
 from trueup.analysis.ddmin import fewest
+from trueup.analysis.kept_runs import KeptRuns
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.facts.operators import has, named
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.wording import counted
@@ -68,29 +70,31 @@ def heal(
         return verify(opened.path, None, command, policy, output, rounds=rounds)
     if first is None:
         return Healed("nothing to heal", f"nothing in {opened.path} matters: {before.sentence.splitlines()[0]}")
-    tries = _Tries(opened, command, new_folder(Path(f"{opened.path}-healed" if output is None else output)), first)
-    rules: tuple[str, ...] = (load(policy).text,) if policy is not None else _more(opened, first, (), 0)
-    if not rules:
-        return Healed("not healed", f"no rule is known for {first.place.name}: {_why_none(first)}")
-    tries.folder.mkdir(parents=True, exist_ok=True)
-    gradients = 0  # rounds in which a gradient overflowed
-    while True:
-        result = tries.run(rules)
-        if result is None:
-            said = f"the command ended with exit code {tries.code} under the policy"
-            return Healed("could not tell", said, tries.policy, tuple(tries.runs))
-        now = _first(result)
-        if now is None or policy is not None or len(tries.runs) >= rounds:
-            break
-        gradients += now.place.phase == "backward"
-        more = _more(open_capture(tries.runs[-1]), now, rules, gradients)
-        if not more:
-            break
-        rules += more
-    fewer = rules
-    if tries.clean(rules) and policy is None:
-        fewer = tries.fewest(rules)
-    return _ended(first, now, tries, fewer)
+    given = "" if policy is None else load(policy).text
+    with KeptRuns(_folder(opened, output), command, ["heal", str(opened.path), given, rounds]) as kept:
+        tries = _Tries(opened, command, kept, first)
+        rules: tuple[str, ...] = (given,) if policy is not None else _more(opened, first, (), 0)
+        if not rules:
+            return Healed("not healed", f"no rule is known for {first.place.name}: {_why_none(first)}")
+        kept.folder.mkdir(parents=True, exist_ok=True)
+        gradients = 0  # rounds in which a gradient overflowed
+        while True:
+            result = tries.run(rules)
+            if result is None:
+                said = f"the command ended with exit code {tries.code} under the policy"
+                return Healed("could not tell", said, tries.policy, tuple(tries.runs))
+            now = _first(result)
+            if now is None or policy is not None or len(tries.runs) >= rounds:
+                break
+            gradients += now.place.phase == "backward"
+            more = _more(open_capture(tries.runs[-1]), now, rules, gradients)
+            if not more:
+                break
+            rules += more
+        fewer = rules
+        if tries.clean(rules) and policy is None:
+            fewer = tries.fewest(rules)
+        return _ended(first, now, tries, fewer)
 
 
 def _more(capture: Capture, now: Anomaly, rules: tuple[str, ...], gradients: int) -> tuple[str, ...]:
@@ -109,7 +113,7 @@ class _Tries:
 
     opened: Capture
     command: Sequence[str]
-    folder: Path
+    kept: KeptRuns
     first: Anomaly
     runs: list[Path] = field(default_factory=list)
     results: dict[frozenset[str], tuple[Path, OverflowResult | None]] = field(default_factory=dict)
@@ -118,17 +122,17 @@ class _Tries:
 
     @property
     def policy(self) -> Path:
-        return self.folder / POLICY
+        return self.kept.folder / POLICY
 
     def run(self, rules: Sequence[str]) -> OverflowResult | None:
         """Run it and judge the run; None if the training failed."""
         self.policy.write_text("".join(rules), encoding="utf-8")
-        self.runs.append(self.folder / f"run-{len(self.runs) + 1}")
+        self.runs.append(self.kept.folder / f"run-{len(self.runs) + 1}")
         step = self.first.place.step
         options: dict[str, Any] = {"level": tuple(sorted(self.opened.levels)), "steps": f"{step}:{step + 2}", "stop": True}
         options |= {"directory": str(self.runs[-1]), "policy": str(self.policy), "doing": f"healing, {self.runs[-1].name}"}
-        self.code = launch.run(options, self.command)
-        launch.uninterrupted(self.code)
+        run = self.runs[-1]
+        self.code, _ = self.kept.made(run.name, [list(rules), step], [run], partial(launch.run, options, self.command))
         result = None if self.code or not self.runs[-1].exists() else overflow(self.runs[-1])
         self.results[frozenset(rules)] = self.runs[-1], result
         return result
@@ -177,19 +181,21 @@ def verify(
     """
     opened, other = open_capture(capture), None if wide is None else open_capture(wide)
     given = text = amp(opened).policy if policy is None else load(policy).text
-    folder = new_folder(Path(f"{opened.path}-healed" if output is None else output))
-    folder.mkdir(parents=True, exist_ok=True)
-    runs: list[Path] = []
-    while True:
-        (folder / POLICY).write_text(text, encoding="utf-8")
-        runs.append(folder / f"run-{len(runs) + 1}")
-        found = _proved(opened, other, command, folder / POLICY, runs[-1])
-        if found.verdict != "not healed" or len(runs) >= rounds:
-            break
-        advised = amp(runs[-1])
-        if not (advised.faults or _all_skipped(open_capture(runs[-1]))) or _said(advised.policy) <= _said(text):
-            break
-        text = advised.policy
+    folder = _folder(opened, output)
+    asked = ["verify", str(opened.path), None if other is None else str(other.path), given, rounds]
+    with KeptRuns(folder, command, asked) as kept:
+        folder.mkdir(parents=True, exist_ok=True)
+        runs: list[Path] = []
+        while True:
+            (folder / POLICY).write_text(text, encoding="utf-8")
+            runs.append(folder / f"run-{len(runs) + 1}")
+            found = _proved(opened, other, command, folder / POLICY, runs[-1], kept)
+            if found.verdict != "not healed" or len(runs) >= rounds:
+                break
+            advised = amp(runs[-1])
+            if not (advised.faults or _all_skipped(open_capture(runs[-1]))) or _said(advised.policy) <= _said(text):
+                break
+            text = advised.policy
     if len(runs) > 1:
         more = ", ".join(sorted(_said(text) - _said(given)))
         found = _with(found, found.verdict, f"{found.sentence}\nthe policy that it began with did not suffice; now: {more}")
@@ -201,12 +207,18 @@ def _said(text: str) -> set[str]:
     return {f"{rule.calls}: {rule.change}" for rule in parse(text, POLICY).rules} if text else set()
 
 
-def _proved(opened: Capture, other: Capture | None, command: Sequence[str], policy: Path, run: Path) -> Healed:
+def _folder(opened: Capture, output: str | Path | None) -> Path:
+    return Path(f"{opened.path}-healed" if output is None else output)
+
+
+def _proved(
+    opened: Capture, other: Capture | None, command: Sequence[str], policy: Path, run: Path, kept: KeptRuns
+) -> Healed:
     """Run a training under a policy, and judge it."""
     steps = f"{min(opened.steps)}:{max(opened.steps) + 1}"
     order = {"directory": str(run), "level": tuple(sorted(opened.levels)), "steps": steps, "policy": str(policy)}
     order["doing"] = f"healing, {run.name}"
-    code = launch.uninterrupted(launch.run(order, command))
+    code, _ = kept.made(run.name, policy.read_text("utf-8"), [run], partial(launch.run, order, command))
     if code or not run.exists():
         return Healed("could not tell", f"the command ended with exit code {code} under the policy", policy, (run,))
     now = open_capture(run)

@@ -11,15 +11,16 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trueup.analysis.kept_runs import KeptRuns
 from trueup.comparison.result.causes import CASTING
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import DETAILS, Finding, Result
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, values_by_step
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.layout import new_folder
 from trueup.foundation.words.sentence import argument_name, changed_arguments
 from trueup.foundation.words.setting_sentence import setting_text
 from trueup.foundation.words.wording import ELLIPSIS, one_line
@@ -138,28 +139,29 @@ def undo(
     before = compare(first, second)
     if before.verdict == "aligned":
         return Undone("nothing to heal", before.sentence.splitlines()[0])
-    folder = new_folder(Path(f"{second.path}-healed" if output is None else output))
-    text, runs, kept = "", list[Path](), list[Kept]()
-    while len(runs) < rounds:
-        found = next((one for one in before.culprits if rules_for(one, first, second)), None)
-        if found is None:
-            break
-        rules = rules_for(found, first, second)
-        folder.mkdir(parents=True, exist_ok=True)
-        text += "\n".join(rule for _, rule in rules)
-        (folder / POLICY).write_text(text, encoding="utf-8")
-        runs.append(folder / f"run-{len(runs) + 1}")
-        order = _as_recorded(second) | {"directory": str(runs[-1]), "policy": str(folder / POLICY)}
-        order["doing"] = f"healing, {runs[-1].name} of at most {rounds}"
-        code = launch.uninterrupted(launch.run(order, command))
-        if code or not runs[-1].exists():
-            said = f"the command ended with exit code {code} under the policy"
-            return Undone("could not tell", said, folder / POLICY, tuple(runs), tuple(kept))
-        after = compare(first, open_capture(runs[-1]))
-        kept.append(kept_word(before, after, [part for part, _ in rules]))
-        before = after
-        if not kept[-1].gone or after.verdict == "aligned":
-            break
+    folder = Path(f"{second.path}-healed" if output is None else output)
+    with KeptRuns(folder, command, ["undo", str(first.path), str(second.path), rounds]) as made:
+        text, runs, kept = "", list[Path](), list[Kept]()
+        while len(runs) < rounds:
+            found = next((one for one in before.culprits if rules_for(one, first, second)), None)
+            if found is None:
+                break
+            rules = rules_for(found, first, second)
+            folder.mkdir(parents=True, exist_ok=True)
+            text += "\n".join(rule for _, rule in rules)
+            (folder / POLICY).write_text(text, encoding="utf-8")
+            runs.append(folder / f"run-{len(runs) + 1}")
+            order = _as_recorded(second) | {"directory": str(runs[-1]), "policy": str(folder / POLICY)}
+            order["doing"] = f"healing, {runs[-1].name} of at most {rounds}"
+            code, _ = made.made(runs[-1].name, text, [runs[-1]], partial(launch.run, order, command))
+            if code or not runs[-1].exists():
+                said = f"the command ended with exit code {code} under the policy"
+                return Undone("could not tell", said, folder / POLICY, tuple(runs), tuple(kept))
+            after = compare(first, open_capture(runs[-1]))
+            kept.append(kept_word(before, after, [part for part, _ in rules]))
+            before = after
+            if not kept[-1].gone or after.verdict == "aligned":
+                break
     by_hand = shlex.join(["trueup", "heal", str(second.path), "--baseline", str(first.path), "--undone"])
     return _ended(before, folder / POLICY if runs else None, runs, kept, f"{BY_HAND}: {by_hand} RUN")
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from trueup.analysis.kept_runs import KeptRuns
 from trueup.foundation import toml
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import Result, Status, TrueupError
@@ -108,16 +109,16 @@ LAST_WORDS = 4096
 
 
 class Runner:
-    """Runs one command into ``folder`` for ``steps`` steps or ``timeout`` seconds (None: no limit). The held switches of ``table``
-    are set in every run; ``tell`` is called with each run."""
+    """Runs one command into the folder of ``kept`` for ``steps`` steps or ``timeout`` seconds (None: no limit). The held switches
+    of ``table`` are set in every run; ``tell`` is called with each run."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, table: Table, *, steps: int, timeout: float | None,
+        self, command: Sequence[str], kept: KeptRuns, table: Table, *, steps: int, timeout: float | None,
         tell: Callable[[Trial], None],
     ) -> None:  # fmt: skip
         self.command, self.table, self.steps = tuple(command), table, steps
         self.trials: list[Trial] = []
-        self._folder, self._timeout, self._tell = folder, timeout, tell
+        self._kept, self._folder, self._timeout, self._tell = kept, kept.folder / "runs", timeout, tell
 
     def losses(self, name: str, off: Iterable[Switch] = (), steps: int | None = None) -> Trial:
         """Run it and read its losses; recording no more keeps the framework free to optimise."""
@@ -147,13 +148,13 @@ class Runner:
         if order.get("watch") is None:
             order["options_of"] = compiled(options)
         output = place.with_suffix(".txt")
-        begun = time.monotonic()
-        code = launch.execute(
-            place.absolute(), options, self.command, environment=environment, output=output, timeout=self._timeout,
+        run = partial(
+            launch.execute, place.absolute(), options, self.command, environment=environment, output=output, timeout=self._timeout,
             switches=orders, doing=f"run {len(self.trials) + 1}, {name}", **order,
         )  # fmt: skip
-        launch.uninterrupted(code)
-        trial = self._read(name, off, place, time.monotonic() - begun, code, output, watched="watch" in order)
+        asked = [options.to_json(), environment, orders, str(order)]
+        code, seconds = self._kept.made(place.name, asked, [place, output], run)
+        trial = self._read(name, off, place, seconds, code, output, watched="watch" in order)
         self.trials.append(trial)
         self._tell(trial)
         return trial

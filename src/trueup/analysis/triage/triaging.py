@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trueup.analysis.anomalies import overflow
+from trueup.analysis.kept_runs import KeptRuns
 from trueup.analysis.remedy.advice import next_command
 from trueup.analysis.triage import optimisations
 from trueup.analysis.triage.running import Outcome, Runner, Table, Triage, Trial, load, losses_of
@@ -21,7 +23,6 @@ from trueup.foundation.facts.anomaly import OverflowResult
 from trueup.foundation.model import LEVELS, Result, TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.layout import new_folder
 from trueup.foundation.words.wording import counted
 from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions, WatchOptions, capture_options
@@ -156,34 +157,41 @@ def triage(
     Raises:
         TrueupError: the command cannot start, the baseline is no capture, or ``output`` holds something.
     """
-    folder = _free() if output is None else new_folder(Path(output))
     before = None if baseline is None else open_capture(baseline)
-    runner = Runner(command, folder / "runs", table or load(), steps=steps, timeout=timeout, tell=tell)
-    as_it_is = runner.losses("as it is")
-    outcomes: list[Outcome] = []
+    asked = ["triage", None if before is None else str(before.path), steps, timeout, every]
+    with _kept(output, command, asked) as kept:
+        folder = kept.folder
+        runner = Runner(command, kept, table or load(), steps=steps, timeout=timeout, tell=tell)
+        as_it_is = runner.losses("as it is")
+        outcomes: list[Outcome] = []
 
-    def made(place: Path | None) -> Sequence[Callable[[], Outcome]]:
-        search = optimisations.Search(runner, folder, as_it_is, None if before is None else losses_of(before))
-        return (
-            lambda: look_for_anomalies(runner, folder, place, save_page),
-            search.look,
-            lambda: look_at_the_network(runner, folder, place),
-        )
+        def made(place: Path | None) -> Sequence[Callable[[], Outcome]]:
+            search = optimisations.Search(runner, folder, as_it_is, None if before is None else losses_of(before))
+            return (
+                lambda: look_for_anomalies(runner, folder, place, save_page),
+                search.look,
+                lambda: look_at_the_network(runner, folder, place),
+            )
 
-    if as_it_is.failed:
-        outcomes.append(Outcome(NAMES[0], "could not tell", f"run as it is, {as_it_is.failed}", as_it_is.remarks))
-        outcomes += [Outcome(name, "not reached", "the command does not run") for name in NAMES[1:]]
-    else:
-        for name, look in zip(NAMES, made(None if before is None else Path(before.path)), strict=True):
-            explained = next((one.name for one in outcomes if one.status == "DEVIATES"), None)
-            if explained is not None and not every:
-                outcomes.append(Outcome(name, "not reached", f"{explained} explains it; --all goes on"))
-            else:
-                outcomes.append(look())
+        if as_it_is.failed:
+            outcomes.append(Outcome(NAMES[0], "could not tell", f"run as it is, {as_it_is.failed}", as_it_is.remarks))
+            outcomes += [Outcome(name, "not reached", "the command does not run") for name in NAMES[1:]]
+        else:
+            for name, look in zip(NAMES, made(None if before is None else Path(before.path)), strict=True):
+                explained = next((one.name for one in outcomes if one.status == "DEVIATES"), None)
+                if explained is not None and not every:
+                    outcomes.append(Outcome(name, "not reached", f"{explained} explains it; --all goes on"))
+                else:
+                    outcomes.append(look())
     named = None if before is None else str(before.path)
     return Triage(tuple(redacted(command)), folder, outcomes, runner.trials, named, as_it_is.framework)
 
 
-def _free() -> Path:
-    names = (Path(f"{DIRECTORY}{'' if k == 1 else f'-{k}'}") for k in range(1, 10_000))
-    return next(name for name in names if not name.exists())
+def _kept(output: str | Path | None, command: Sequence[str], asked: list[Any]) -> KeptRuns:
+    """Return where the runs go: the folder that is named, else the first of our own that is free or holds a triage that goes on."""
+    if output is not None:
+        return KeptRuns(Path(output), command, asked)
+    for k in range(1, 10_000):
+        with suppress(TrueupError):
+            return KeptRuns(Path(f"{DIRECTORY}{'' if k == 1 else f'-{k}'}"), command, asked)
+    raise TrueupError(f"{DIRECTORY} and all names like it are taken\n  next:     name a folder with -o")

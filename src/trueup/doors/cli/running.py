@@ -206,7 +206,7 @@ def triage(
     console = Terminal()
     table = load(switches, shared.words(switch), fusion_result)
     tell = trials_progress(console)
-    with shown(below=True), leaving(f"its runs are in {output or 'trueup-triage'}; name another -o to begin again"):
+    with shown(below=True), leaving(f"its runs are in {output or 'trueup-triage'}: the same command goes on there"):
         found = run(
             command, output, baseline=baseline, steps=steps, timeout=timeout or None, table=table, every=every, tell=tell,
             save_page=save_page,
@@ -295,7 +295,7 @@ def heal(
     if undone is not None and (baseline is None or command):
         raise typer.BadParameter("a run that was mended by hand goes with --baseline, and without a command", param_hint="--undone")
     found: Healed | Undone
-    with shown(below=True), leaving(f"its runs are in {output or f'{path}-healed'}; name another -o to begin again"):
+    with shown(below=True), leaving(f"its runs are in {output or f'{path}-healed'}: the same command goes on there"):
         if baseline is not None and undone is not None:
             found = judge(baseline, path, undone)
         else:
