@@ -7,6 +7,7 @@ import pytest
 
 from trueup.analysis.kept_runs import FILE, KeptRuns
 from trueup.foundation.model import TrueupError
+from trueup.recording.recorder import launch
 
 
 def ended(folder: Path, code: int = 0) -> Callable[[], int]:
@@ -53,3 +54,13 @@ def test_a_search_without_a_run_leaves_nothing(tmp_path: Path) -> None:
     with KeptRuns(tmp_path / "out", ["a"], 1):
         pass
     assert not (tmp_path / "out").exists()
+
+
+def test_a_command_that_was_ending_anyway_was_interrupted_all_the_same() -> None:
+    """It gets the signal, and leaves with 0."""
+    script = "trap 'exit 0' INT; kill -INT $PPID; while :; do sleep 0.01; done"
+    code = launch.run_to_the_end(["sh", "-c", script], {"PATH": "/usr/bin:/bin"}, None, 60.0)
+    assert code == 0
+    with pytest.raises(KeyboardInterrupt):
+        launch.uninterrupted(code)
+    assert launch.uninterrupted(launch.run_to_the_end(["true"], {"PATH": "/usr/bin:/bin"}, None, None)) == 0

@@ -126,9 +126,13 @@ def run_monitored(
     return code
 
 
+_asked: list[int] = []
+"""Signals that asked the last command to stop: one that was about to end has another exit code."""
+
+
 def uninterrupted(code: int) -> int:
-    """Return an exit code; raises KeyboardInterrupt where somebody stopped the command, so that it is not run again."""
-    if code in INTERRUPTED:
+    """Return the exit code of the last command; raises KeyboardInterrupt where somebody stopped it, so that it is not run again."""
+    if code in INTERRUPTED or _asked:
         raise KeyboardInterrupt
     return code
 
@@ -294,12 +298,12 @@ def run_to_the_end(
     """Run a command, passing on the signals that ask us to stop; return the exit code as a shell would, or `TIMED_OUT`. With a
     time limit it is the first of a process group of its own, ended as a whole. Raises OSError where it did not start."""
     started: list[subprocess.Popen[bytes]] = []
-    asked: list[int] = []
+    _asked.clear()
 
     def pass_on(number: int, _: Any) -> None:
-        asked.append(number)
+        _asked.append(number)
         own_group = timeout is not None
-        if started and (own_group or not (number == signal.SIGINT and asked.count(number) == 1 and _has_terminal())):
+        if started and (own_group or not (number == signal.SIGINT and _asked.count(number) == 1 and _has_terminal())):
             started[0].send_signal(number)
 
     handlers = {number: signal.signal(number, pass_on) for number in PASSED_ON}
@@ -310,7 +314,7 @@ def run_to_the_end(
             started.append(
                 subprocess.Popen(command, env=environment, stdout=file, stderr=errors, start_new_session=own, cwd=folder)
             )
-        for number in asked:  # before there was anything to pass it on to
+        for number in _asked:  # before there was anything to pass it on to
             started[0].send_signal(number)
         code = _waited(started[0], timeout)
     finally:
