@@ -94,6 +94,25 @@ def test_it_opens_on_a_culprit_that_one_run_alone_has(window: Browser, tmp_path:
     assert "only in the candidate" in window.run("return document.getElementById('chosen').textContent")
 
 
+def test_each_tree_has_its_own_names_and_they_are_linked(window: Browser, tmp_path: Path) -> None:
+    """The baseline calls the layers ``blocks``, in place of ``layers``, and its attention an operator of another name."""
+    rows = layers()
+    other = [name.as_py().replace("layers", "blocks") if "self_attn" in name.as_py() else None for name in rows["scope"]]
+    softmax = ["torch.nn.functional.softmax" if op.as_py() == "torch.softmax" else None for op in rows["op"]]
+    rows = rows.append_column("scope_baseline", pa.array(other)).append_column("op_baseline", pa.array(softmax))
+    show(window, result(calls=rows), tmp_path)
+    picked = "return [...document.querySelectorAll('.node[aria-selected=true] .name')].map((e) => e.textContent)"
+    assert window.run(picked) == ["torch.nn.functional.softmax#0", "torch.softmax#0"]
+    told = window.run("return document.getElementById('chosen').textContent")
+    assert "model.layers.2.self_attn (model.blocks.2.self_attn in the baseline)" in told
+    window.press(ARROW_LEFT)
+    for side, other in (("baseline", "candidate"), ("candidate", "baseline")):
+        window.run(f"document.querySelector('[data-side={side}]').focus()")
+        window.press(ARROW_LEFT)
+        linked = f"document.querySelector('[data-side={other}] .node[aria-selected=true]').title"
+        assert window.run(f"return {linked}").startswith("model.layers.2" if other == "candidate" else "model.blocks.2")
+
+
 def test_what_one_run_alone_has_stands_in_its_tree_alone(window: Browser, tmp_path: Path) -> None:
     show(window, result(calls=layers()), tmp_path)
     window.run("document.querySelector('#side-by-side [name=unfold]').click()")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
 from trueup.comparison.verdict.judged import ROLES, Verdicts
@@ -30,10 +30,11 @@ SCHEMA = pa.schema(
         ("ordinal", pa.int32()),
         *((n, pa.int64()) for n in ("seq_baseline", "seq_candidate")),
         *((n, pa.float64()) for n in ("error_in", "error_out", "expected", "ratio")),
-        *((n, NAME) for n in ("state", "role", "rule", "source", "paired")),
+        *((n, NAME) for n in ("state", "role", "rule", "source", "paired", "scope_baseline", "op_baseline")),
     ]
 )
-"""Columns of ``calls.parquet``: one row per call that both runs made, and then one for each that one run made."""
+"""Columns of ``calls.parquet``: one row per call that both runs made, and then one for each that one run made. Names are the
+candidate's; ``scope_baseline`` and ``op_baseline`` stand where the baseline has other ones, and are null elsewhere."""
 
 INHERITED = "inherited"  # role of a call that differs by more than rounding, and by no more than its inputs explain
 ONE_SIDED = ("only baseline", "only candidate")  # state of a call of one run: no errors, and no number in the other run
@@ -54,6 +55,7 @@ def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
         "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
         "rule": _words(which, [row + more for more in DECIDED for row in rules]),
         "paired": _words(paired, WAYS), "source": _sources(candidate.site[c], sites),
+        **{f"{n}_baseline": _named(_others(getattr(baseline, n)[b], getattr(candidate, n)[c]), names) for n in ("scope", "op")},
     }  # fmt: skip
     return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
 
@@ -92,6 +94,11 @@ def _named(numbers: Numbers, names: Vocabulary) -> pa.DictionaryArray:
     used[numbers] = True  # `NONE` is the last
     words = [*names.names, None]
     return _words((np.cumsum(used) - 1)[numbers], [words[number] for number in np.flatnonzero(used).tolist()])
+
+
+def _others(own: Numbers, theirs: Numbers) -> Numbers:
+    """Return names where they are not the other run's."""
+    return np.where(own == theirs, NONE, own)
 
 
 def _words(which: Array, words: Sequence[str | None]) -> pa.DictionaryArray:

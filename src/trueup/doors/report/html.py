@@ -268,7 +268,7 @@ def _finalize(value: Any) -> Any:
 
 ROWS = 250_000  # how many calls a page holds; the rest stays in calls.parquet and the page says so
 
-TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "paired")
+TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "paired", "scope_baseline", "op_baseline")
 WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
 ERRORS = ("error_in", "error_out", "expected", "ratio")
 ROLES = ("culprit", "victim", "inherited")

@@ -63,9 +63,10 @@
   const short = window.trueup.sci;
   const describe = (calls, row) => {
     const column = calls.column, seq = (name) => (column[name].at[row] < 0 ? "absent" : column[name].at[row].toLocaleString("en"));
+    const before = (name) => (text(column[name], row) ? ` (${text(column[name], row)} in the baseline)` : "");
     const facts = [
-      ["scope", text(column.scope, row) || "outside any module"], ["error in", short(column.error_in.at[row])],
-      ["call", `${text(column.op, row)}#${column.ordinal.at[row]}`], ["error out", short(column.error_out.at[row])],
+      ["scope", (text(column.scope, row) || "outside any module") + before("scope_baseline")], ["error in", short(column.error_in.at[row])],
+      ["call", `${text(column.op, row)}#${column.ordinal.at[row]}${before("op_baseline")}`], ["error out", short(column.error_out.at[row])],
       ["source", text(column.source, row) || "–"], ["expected", short(column.expected.at[row])],
       ["order", `${seq("seq_baseline")} in the baseline, ${seq("seq_candidate")} in the candidate`], ["rule", text(column.rule, row) || "–"],
     ];

@@ -22,6 +22,29 @@
     return `${kind === CULPRIT ? "culprit " : ""}bad-${1 + (error >= 1e-4) + (error >= 1e-2)}`;
   };
 
+  // Names are the candidate's, and the baseline's own where those are others.
+  const own = (column, name, row, side) => (side === "baseline" && text(column[`${name}_baseline`], row)) || text(column[name], row);
+
+  // Which module of one run is which of the other, by the calls in them, where their names differ.
+  const linked = (calls) => {
+    const { column } = calls, ways = { baseline: new Map(), candidate: new Map() };
+    const link = (before, after) => {
+      if (before === after) return;
+      if (!ways.baseline.has(before)) ways.baseline.set(before, after);
+      if (!ways.candidate.has(after)) ways.candidate.set(after, before);
+    };
+    const seen = new Set();
+    for (let row = 0; row < calls.rows; row++) {
+      const before = text(column.scope_baseline, row), after = text(column.scope, row), pair = `${before}\n${after}`;
+      if (!before || seen.has(pair)) continue;
+      seen.add(pair);
+      const parts = [before.split("."), after.split(".")];
+      link(before, after);
+      if (parts[0].length === parts[1].length) for (let to = parts[0].length - 1; to > 0; to--) link(...parts.map((of) => of.slice(0, to).join(".")));
+    }
+    return ways;
+  };
+
   // A tree as columns. Children stand in the order in which they were first executed, for rows come in that order.
   const grow = (calls, side, rows) => {
     const column = calls.column, seq = column[`seq_${side}`].at, kinds = rows.kinds;
@@ -34,11 +57,11 @@
       (tree.kids[parent] ??= []).push(node);
       return node;
     };
-    const known = new Map(); // node of a scope, by its code
+    const known = new Map(); // node of a scope
     const moduleOf = (code) => {
       let node = known.get(code);
       if (node !== undefined) return node;
-      const scope = column.scope.values[code];
+      const scope = code;
       node = 0;
       let path = "";
       for (const part of scope ? scope.split(".") : []) {
@@ -52,7 +75,7 @@
       return node;
     };
     for (const row of mine) {
-      const above = moduleOf(column.scope.at[row]), leaf = add(above, `${text(column.op, row)}#${column.ordinal.at[row]}`, "", row);
+      const above = moduleOf(own(column, "scope", row, side)), leaf = add(above, `${own(column, "op", row, side)}#${column.ordinal.at[row]}`, "", row);
       tree.byRow.set(row, leaf);
       const kind = kinds[row], error = column.error_out.at[row] || 0, differs = kind >= PASSES;
       for (let node = leaf; node >= 0; node = tree.parent[node]) {
@@ -162,7 +185,8 @@
       && column.rank.at[row] === given.rank && column.step.at[row] === given.step;
     const all = Array.from(kinds.keys()), begin = given ? all.find(isFirst) ?? all.find(isEither) ?? -1 : -1;
     if (begin >= 0) kinds[begin] = CULPRIT;
-    const nodeOf = ({ tree }, of, node) => (of.row[node] >= 0 ? tree.byRow.get(of.row[node]) : tree.byPath.get(of.path[node] || ":outside"));
+    const ways = linked(calls), there = (of, node) => ways[of.side].get(of.path[node]) ?? of.path[node];
+    const nodeOf = ({ tree }, of, node) => (of.row[node] >= 0 ? tree.byRow.get(of.row[node]) : tree.byPath.get(there(of, node) || ":outside"));
     const other = (view) => views[Number(view === views[0])];
     const tell = {
       fold: (view, node) => {
@@ -195,7 +219,7 @@
       if (tree.path[node] && document.getElementById("calls-model")) {
         const link = make("a", "go", "Its calls in the table");
         link.href = "#calls";
-        link.dataset.go = JSON.stringify({ module: tree.path[node] });
+        link.dataset.go = JSON.stringify({ module: tree.side === "baseline" ? there(tree, node) : tree.path[node] });
         facts.append(link);
       }
       chosenPane.replaceChildren(facts);
@@ -240,7 +264,7 @@
         const { tree } = view;
         view.hits = new Set();
         for (let node = 1; words.length && node < tree.name.length; node++) {
-          const row = tree.row[node], low = (row >= 0 ? `${text(column.scope, row)}/${tree.name[node]}` : tree.path[node]).toLowerCase();
+          const row = tree.row[node], low = (row >= 0 ? `${own(column, "scope", row, tree.side)}/${tree.name[node]}` : tree.path[node]).toLowerCase();
           if (!has(low)) continue;
           view.hits.add(node);
           if (view === views[1] || nodeOf(other(view), tree, node) === undefined) hits.push([view, node]);
