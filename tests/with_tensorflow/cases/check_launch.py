@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recording import rows_of
+from recording import cli, rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
@@ -15,17 +15,9 @@ from trueup.recording.adapters.tensorflow.armed import Armed
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import meant
 
-TRAIN = Path(__file__).parent / "train.py"
 
-
-def cli(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
-
-
-def test_an_unedited_script_is_captured(tmp_path: Path) -> None:
-    into = tmp_path / "capture"
-    run = cli("capture", "-o", into, "--", sys.executable, TRAIN)
-    assert run.returncode == 0, run.stderr[-3000:]
+def test_an_unedited_script_is_captured(unedited: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    into, run = unedited
     assert "over 4 steps into" in run.stderr
     rows = rows_of(into)
     for steps in ({0, 1}, {2, 3}):  # of the loop, of fit

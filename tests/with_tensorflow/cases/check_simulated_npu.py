@@ -55,26 +55,28 @@ def start(*words: object, **more: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_a_training_for_the_device_is_compared_with_that_of_the_cpu(tmp_path: Path) -> None:
+def test_a_training_for_the_device_is_compared_with_that_of_the_cpu(
+    tmp_path: Path, unedited: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
     """The same bits, or the call that a planted fault breaks; with a dump asked for, for the capture records."""
     npu, here = {"TRUEUP_SIMULATED": "1"}, [sys.executable, HERE / "train_npu.py", "allow_fp32_to_fp16"]
     runs = [
-        start("capture", "-o", tmp_path / "cpu", "--", sys.executable, HERE / "train.py"),
         start("capture", "-o", tmp_path / "npu", "--", *here, **npu),
         start("capture", "-o", tmp_path / "broken", "--", *here, **npu, TRUEUP_SIMDEV_FAULT="tanh-backward-without-square"),
         start("simdev", "run", "--", sys.executable, "-c", SESSION),
     ]
     said = [(*run.communicate(), run.returncode) for run in runs]
-    assert [code for *_, code in said] == [0, 0, 0, 0], "\n".join(err[-2000:] for _, err, _ in said)
-    assert said[0][0] == said[1][0] != said[2][0]
-    same = trueup.compare(tmp_path / "cpu", tmp_path / "npu")
+    assert [code for *_, code in said] == [0, 0, 0], "\n".join(err[-2000:] for _, err, _ in said)
+    cpu, run = unedited
+    assert run.stdout == said[0][0] != said[1][0]
+    same = trueup.compare(cpu, tmp_path / "npu")
     assert (same.verdict, same.unmatched) == ("aligned", [])
-    digests = [[row["digest"] for row in rows_of(tmp_path / one)] for one in ("cpu", "npu")]
+    digests = [[row["digest"] for row in rows_of(tmp_path / one)] for one in (cpu, "npu")]
     assert digests[0] == digests[1]
-    culprit = trueup.compare(tmp_path / "cpu", tmp_path / "broken").culprit
+    culprit = trueup.compare(cpu, tmp_path / "broken").culprit
     assert culprit is not None
     assert (culprit.step, culprit.phase, culprit.scope, culprit.op) == (0, "backward", "first", "tf.raw_ops.Tanh")
-    out, err, _ = said[3]
+    out, err, _ = said[2]
     assert out.splitlines() == [
         "[1.] 1",
         "NpuOptimizer: precision_mode='allow_mix_precision' is not simulated in a session: must_keep_origin_dtype, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,21 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 Row = dict[str, Any]
 Record = Callable[..., list[Row]]
+TRAIN = Path(__file__).parent / "train.py"
+
+
+def cli(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run ``trueup`` as a process of its own."""
+    return subprocess.run([sys.executable, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def unedited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return a capture of `train.py`, launched with no edit of the script, and what the command said."""
+    into = tmp_path_factory.mktemp("unedited") / "capture"
+    run = cli("capture", "-o", into, "--", sys.executable, TRAIN)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return into, run
 
 
 @pytest.fixture
