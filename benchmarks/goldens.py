@@ -180,8 +180,8 @@ GROUPS: dict[str, Callable[[Path], Lines]] = {
     "align-paddle": partial(aligned, "paddle"),
     "align-keras": partial(aligned, "keras"),
 }
-QUICK = ("overflow", "recipe", "lstm_tagger")
-"""Groups that the tests check: half a minute together."""
+QUICK = ("overflow", "recipe", "resnet")
+"""Groups that the tests check: ten seconds together."""
 
 
 def said(group: str) -> list[str]:

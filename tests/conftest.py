@@ -41,7 +41,7 @@ def _no_fsync() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """A process with PyTorch in it that forks a child for each job: what needs a process need not need seconds."""
+    """A process with PyTorch in it, of one that all workers share, that forks a child for each job: it need not take seconds."""
     from nursery import nursery as start
 
     with start() as started:

@@ -1,17 +1,24 @@
 """A process that has imported PyTorch and transformers once, and forks a child for each job: they start in milliseconds.
 
+    tests, however many workers run them
+      one process imports              ends with the tests
+        a fork for each worker         answers lines: begin a job, wait for it
+          a child for each job
+
 A job is a function, named with its module (`faults.jobs.train`) and called with the keywords of its line, under the environment
 variables of its line. What it prints goes to the file named in the line.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,8 +84,9 @@ class Child:
 class Nursery:
     """The test's side of it."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, link: socket.socket) -> None:
+        self._lines = link.makefile("rw")
+        self.pid = int(self._lines.readline())
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")  # short: the path of a socket has 107 characters at most
         self.python = str(warm_python.write(Path(self._folder.name)))
         """An executable to use in place of Python's: what it runs is a child of the nursery."""
@@ -86,11 +94,9 @@ class Nursery:
 
     def ask(self, what: str, **arguments: Any) -> str:
         """Send a line and return the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
+        self._lines.write(json.dumps({"what": what, **arguments}) + "\n")
+        self._lines.flush()
+        return self._lines.readline().strip()
 
     def close(self) -> None:
         """Remove the executable."""
@@ -122,30 +128,84 @@ class Nursery:
 
 @contextmanager
 def nursery() -> Iterator[Nursery]:
-    """Start the process, and end it with all its children."""
-    path = os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment(PYTHONPATH=path), start_new_session=True,
-    )  # fmt: skip
-    started = Nursery(process)
+    """Fork the process for this worker, and end the fork with all its children."""
+    link = _connected()
+    started = Nursery(link)
     try:
         yield started
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.killpg(started.pid, signal.SIGKILL)
+        link.close()
         started.close()
 
 
-def _serve() -> warm_python.Order | None:
-    """Answer lines until there are no more; in a process that `warm_python` forks, return what it is to be."""
+def _connected() -> socket.socket:
+    """Reach the process that all workers share; the first one starts it."""
+    tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    path = Path(tempfile.gettempdir(), f"warm-{os.getuid()}-{tests}")
+    link = socket.socket(socket.AF_UNIX)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            link.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+            folders = os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]])
+            subprocess.Popen(
+                [sys.executable, "-m", "nursery", str(path), str(tests)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env=environment(PYTHONPATH=folders), start_new_session=True,
+            )  # fmt: skip
+            until = time.monotonic() + LIMIT
+            while not path.exists():
+                assert time.monotonic() < until, "the process that jobs are forked of did not start"
+                time.sleep(0.05)
+            link.connect(str(path))
+    return link
+
+
+def _fork_for_each(path: Path, tests: int) -> warm_python.Order | None:
+    """Import, then fork for each worker that connects, until the tests end; in the fork, serve it."""
     import torch._dynamo  # noqa: F401 - which the first optimizer would import
 
     for name in READY:
         importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path.with_suffix(".new")))
+    listening.listen(32)
+    listening.settimeout(1.0)
+    path.with_suffix(".new").rename(path)  # there is no socket that nobody listens at yet
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
+    while _is_alive(tests):
+        with suppress(TimeoutError):
+            link, _ = listening.accept()
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listening.close()
+                link.setblocking(True)
+                return _serve(link)
+            link.close()
+    for left in (path, path.with_suffix(".lock")):
+        left.unlink(missing_ok=True)
+    return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _serve(link: socket.socket) -> warm_python.Order | None:
+    """Answer lines until there are no more; in a process that `warm_python` forks, return what it is to be."""
+    lines = link.makefile("rw")
+    lines.write(f"{os.getpid()}\n")
+    lines.flush()
     server, folder = 0, ""
-    for line in iter(sys.stdin.readline, ""):
+    for line in iter(lines.readline, ""):
         order = json.loads(line)
         if order["what"] == "start":
             gc.freeze()  # no collection of a child's looks at, and so copies, what it inherits
@@ -153,7 +213,7 @@ def _serve() -> warm_python.Order | None:
             if pid == 0:
                 os.environ.update(order["variables"])
                 _work(order["job"], order["log"], order["arguments"])
-            answers.write(f"{pid}\n")
+            lines.write(f"{pid}\n")
         elif order["what"] in ("load", "serve"):
             with suppress(ImportError):  # the job that needs it says so
                 for name in order.get("modules", ()):
@@ -164,16 +224,18 @@ def _serve() -> warm_python.Order | None:
             gc.freeze()
             server = os.fork()
             if server == 0:
-                answers.close()
+                lines.detach()
+                link.close()
                 return warm_python.serve(listening)
             listening.close()
             if before:
                 os.kill(before, signal.SIGKILL)
                 os.waitpid(before, 0)
-            answers.write("loaded\n")
+            lines.write("loaded\n")
         else:
-            answers.write(f"{_end(order['pid'])}\n")
-        answers.flush()
+            lines.write(f"{_end(order['pid'])}\n")
+        lines.flush()
+    os.killpg(0, signal.SIGKILL)  # the worker is gone, and so is what it started
     return None
 
 
@@ -218,6 +280,6 @@ def run_script(path: str, arguments: list[str], errors: str, capture: dict[str, 
 if __name__ == "__main__":
     given = {str(Path(path).resolve()) for path in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))}
     paths = [path for path in sys.path if path and str(Path(path).resolve()) not in given]
-    program = _serve()
+    program = _fork_for_each(Path(sys.argv[1]), int(sys.argv[2]))
     if program is not None:
         warm_python.run(program, paths)

@@ -1,6 +1,6 @@
 """Verdicts of whole runs, line by line as they were recorded: who changes one records it anew and says why.
 
-`make goldens` checks all groups; here are those that take half a minute together.
+`make goldens` checks all groups; here are those that take ten seconds together.
 """
 
 from __future__ import annotations
