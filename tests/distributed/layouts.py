@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import parallel_layouts
 import trueup
 
 VOCABULARY, WIDTH, HEADS, LENGTH, BATCH, STEPS, LAYERS = 40, 16, 4, 6, 4, 2, 1
@@ -173,6 +174,10 @@ FAULTS = (
 )  # fmt: skip
 
 
+FURTHER = ("pp", "pp-local", "cp", "zero1")
+"""Layouts of `benchmarks/parallel_layouts.py`, of two layers here."""
+
+
 def train(out: Path, layout: str = "", fault: str = "", detail: str = "tensor") -> None:
     """Train for two steps under capture; ``layout``: one of `LAYOUTS`, empty for one process that has the whole batch."""
     torch.manual_seed(3)
@@ -216,6 +221,10 @@ def work(out: str) -> None:
             train(Path(out, layout), layout)
             dist.barrier()
         train(Path(out, "tp-stats"), "tp", detail="stats")
+        parallel_layouts.LAYERS = 2
+        for layout in FURTHER:
+            parallel_layouts.train(Path(out, layout), parallel_layouts.LAYOUTS[layout])
+            dist.barrier()
         for layout, fault in FAULTS:
             train(Path(out, fault), layout, fault)
             dist.barrier()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import parallel_layouts
 from nursery import Nursery
 from trueup.comparison.result.comparing import compare
 from trueup.doors.cli.app import run as run_command_line
@@ -25,6 +26,9 @@ def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng():
         train(out / "one")
         train(out / "one-stats", detail="stats")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parallel_layouts, "LAYERS", 2)
+            parallel_layouts.train(out / "two-layers", parallel_layouts.LAYOUTS["one"])
     return out
 
 
@@ -33,6 +37,13 @@ def test_healthy(runs: Path, first: str, second: str) -> None:
     result = compare(runs / first, runs / second)
     assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
     assert "the ranks of each run were put together before they were compared" in result.sentence
+
+
+@pytest.mark.parametrize(("first", "second"), [("two-layers", "pp"), ("pp-local", "cp"), ("zero1", "two-layers")])
+def test_stages_sequences_and_owners_of_weights(runs: Path, first: str, second: str) -> None:
+    """Pipelines of micro-batches, with global names and with names that begin anew; zigzag pieces of sequences; ZeRO 1."""
+    result = compare(runs / first, runs / second)
+    assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
 
 
 def test_what_nobody_knows_is_not_aligned(runs: Path) -> None:

@@ -6,9 +6,10 @@ has others. What a left-out call wrote counts as made by the call that made its 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ WRAPPING = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "Op
 
 MACHINERY = ("fsdp.", "torch.distributed.", "c10d", "_c10d", "aten.")
 """How the names of functions begin that serve a layout alone; functions named after dispatcher operators are DTensor's."""
+
+SCALING = frozenset({"div_", "mul_", "__itruediv__", "__imul__", "true_divide_", "divide_", "multiply_"})
 
 _INSIDE = re.compile(rf"(?:^|\.)(?:{'|'.join(WRAPPERS)})(?=\.|$)")
 
@@ -53,6 +56,10 @@ class Calls:
     outer: dict[int, int | None]  # the call around each that was left out, by ``seq``
     made: dict[tuple[int, str], tuple[int, str] | None]
     """Who made what a left-out call wrote, by ``seq`` and slot: of one that packs several tensors nobody."""
+    head: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # level, scope and operator of each call, by ``seq``
+
+    updates: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """Of calls that update a weight: which time the optimizer goes through all of them, and its number."""
 
     def around(self, seq: int | None) -> int | None:
         """Return the nearest kept call, from one outwards."""
@@ -71,10 +78,14 @@ def class_of(op: str) -> str:
     return op[4:] if op.startswith("FSDP") and len(op) > 4 and op[4].isupper() else op
 
 
-def calls_of(table: pa.Table, classes: Mapping[str, str] | None = None) -> Calls:
+def calls_of(
+    table: pa.Table, classes: Mapping[str, str] | None = None, rename: Callable[[str], str] = str, partial: Collection[str] = ()
+) -> Calls:
     """Take the calls out of a table of records of one rank and step, sketches included. ``classes``: by scope, the modules' classes
-    in the other run: a class that it has nowhere (``ColumnParallelLinear``) goes by that of its scope there."""
+    in the other run: a class that it has nowhere (``ColumnParallelLinear``) goes by that of its scope there. ``rename`` makes names
+    of layers global; modules of ``partial`` hold other parts of the model in one of the runs, and are no calls."""
     known = frozenset((classes or {}).values())
+    backward = math.inf
     sketches = sketch_matrix(table["sketch"])
     rows = table.drop_columns(["sketch"]).to_pylist()
     found = Calls({}, rows, sketches, {}, {}, {})
@@ -90,15 +101,19 @@ def calls_of(table: pa.Table, classes: Mapping[str, str] | None = None) -> Calls
         calls.setdefault(row["seq"], []).append(n)
     for seq, held in calls.items():
         first = rows[held[0]]
+        found.head[seq] = first["level"], first["scope"], first["op"]
         parent, op = first["parent"], first["op"]
-        wraps = first["level"] == "module" and op in WRAPPING
-        if parent in left_out or (first["level"] != "module" and _serves(first)) or first["phase"] == "collective" or wraps:
+        scope = rename(plain(first["scope"]))
+        wraps = first["level"] == "module" and (op in WRAPPING or scope in partial)
+        backward = min(backward, seq) if first["phase"] == "backward" else backward
+        serves = first["level"] != "module" and (_serves(first) or (seq > backward and _averages([rows[n] for n in held])))
+        if parent in left_out or serves or first["phase"] == "collective" or wraps:
             if not wraps:
                 left_out.add(seq)
             found.outer[seq] = parent
             _pass_on(found, seq, [rows[n] for n in held])
             continue
-        scope, level = plain(first["scope"]), first["level"]
+        level = first["level"]
         name = (first["phase"], level, scope, named(op, scope) if level == "module" else op)
         ordinals[name] = ordinals.get(name, -1) + 1
         call = Call((*name, ordinals[name]), seq, parent, first["forward_seq"], {plain(rows[n]["slot"]): n for n in held})
@@ -107,8 +122,71 @@ def calls_of(table: pa.Table, classes: Mapping[str, str] | None = None) -> Calls
     return found
 
 
+def tops(calls: Calls) -> dict[int, int]:
+    """Return the outermost call around each kept forward call, by ``seq``."""
+    found: dict[int, int] = {}
+    for key, call in calls.kept.items():
+        if key[0] != "backward":
+            at, up = call.seq, call.parent
+            while up is not None:
+                at, up = up, calls.kept[calls.keys[up]].parent if up in calls.keys else calls.outer.get(up)
+            found[call.seq] = at
+    return found
+
+
+def trained(calls: Calls, around: Mapping[int, int]) -> set[int]:
+    """Return the outermost calls that a backward goes through."""
+    return {around[call.forward] for call in calls.kept.values() if call.forward is not None and call.forward in around}
+
+
+def in_passes(calls: Calls, passes: int, staged: bool) -> list[Calls]:
+    """Return the calls of each of several passes through the model, named as if it were the only one.
+
+    A call of the backward belongs to the pass of its forward call; what runs once for all of them, as an optimizer, counts to the
+    first. A pass that no backward goes through is no training (a pipeline asks for shapes so), and left out of several."""
+    if passes == 1 and not staged:
+        return [calls]
+    around = tops(calls)
+    back = trained(calls, around)
+    found = [Calls({}, calls.rows, calls.sketches, {}, calls.outer, calls.made, calls.head, calls.updates) for _ in range(passes)]
+    heads: dict[tuple[str, str, str], list[int]] = {}
+    for top in sorted(set(around.values())):
+        if top in back or (top in calls.keys and calls.keys[top][1] == "api"):
+            heads.setdefault(calls.head[top], []).append(top)
+    place: dict[int, int] = {}
+    for head, held_tops in heads.items():
+        more = len(held_tops) - passes if head[0] == "module" else len(held_tops) % passes
+        some = held_tops[more:] if staged and more > 0 else held_tops
+        place |= {top: n * passes // len(some) if not len(some) % passes else 0 for n, top in enumerate(some)}
+    held: dict[int, int] = {}
+    ordinals: dict[tuple[int, tuple[str, ...]], int] = {}
+    for key, call in calls.kept.items():
+        if call.forward is not None and (call.forward in held or call.forward in around):
+            number = held.get(call.forward, -1)
+        else:
+            number = 0 if key[0] in ("optimizer", "backward") else place.get(around[call.seq], -1)
+        if number < 0:
+            calls.outer[call.seq] = call.parent
+            continue
+        held[call.seq] = number
+        ordinals[number, key[:4]] = ordinals.get((number, key[:4]), -1) + 1
+        new = call if key[0] == "optimizer" else replace(call, key=(*key[:4], ordinals[number, key[:4]]))
+        found[number].kept[new.key] = new
+        found[number].keys[call.seq] = new.key
+    return found
+
+
 def _serves(row: dict[str, Any]) -> bool:
-    return (row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
+    return bool(row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
+
+
+def _averages(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a call after the backward multiplies a tensor in place by a number, outside of any module: a sum of gradients
+    becomes their mean."""
+    first = rows[0]
+    if first["phase"] != "forward" or first["scope"] or first["op"].rpartition(".")[2] not in SCALING:
+        return False
+    return [row["slot"] for row in rows if row["slot"].startswith("input.")] == ["input.0"]
 
 
 def _pass_on(found: Calls, seq: int, rows: list[dict[str, Any]]) -> None:

@@ -8,6 +8,8 @@ DP=2 TP=2     a mesh of two dimensions
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +25,18 @@ UNNAMED = "ranks"
 """Name of a mesh's dimension that the program gave none."""
 
 
+_GROUP = re.compile(r"input\.group\d+\.\d+\.grad")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank does in its first step: the weights of its modules, the shape of what it is given, what its optimizer steps."""
+
+    weights: frozenset[str]
+    given: tuple[int, ...] | None
+    stepped: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one capture lies on its processes. ``world`` is None where the capture does not say."""
@@ -31,6 +45,7 @@ class Layout:
     meshes: frozenset[Mesh]
     weights: frozenset[tuple[str, str]]
     """Names of the modules' weights, each with the shape that a rank holds, and its placements, as text."""
+    ends: tuple[Work, Work] | None = None  # what the first and the last rank do
 
     @cached_property
     def axes(self) -> dict[str, int]:
@@ -52,6 +67,8 @@ class Layout:
             return False
         if self.world != other.world or self.meshes != other.meshes:
             return True
+        if self.ends is not None and other.ends is not None and _other_work(self.ends, other.ends):
+            return True
         mine, theirs = dict(self.weights), dict(other.weights)
         return self.world != 1 and any(theirs[name] != placed for name, placed in mine.items() if name in theirs)
 
@@ -71,7 +88,39 @@ def layout_of(capture: Capture) -> Layout:
         (f"{row['scope']}.{row['slot']}", json.dumps([row["shape"], placed.get(row["value"], {}).get("placements")]))
         for row in rows.to_pylist()
     )
-    return Layout(world, meshes, weights)
+    return Layout(world, meshes, weights, (_work(capture, min(capture.ranks)), _work(capture, max(capture.ranks))))
+
+
+def _work(capture: Capture, rank: int) -> Work:
+    columns = ["seq", "phase", "level", "scope", "slot", "shape"]
+    rows = capture.records(columns, rank=rank, step=capture.steps[0], level="module", phase=("forward", "optimizer")).to_pylist()
+    forward = [row for row in rows if row["phase"] == "forward"]
+    given = next((row for row in forward if row["slot"].startswith("input.")), None)
+    return Work(
+        frozenset(f"{row['scope']}.{row['slot']}" for row in forward if row["slot"].startswith("param.")),
+        None if given is None or given["shape"] is None else tuple(given["shape"]),
+        tuple(row["slot"] for row in rows if row["phase"] == "optimizer" and row["slot"].endswith(".grad")),
+    )
+
+
+def _other_work(mine: tuple[Work, Work], its: tuple[Work, Work]) -> bool:
+    """Tell whether ranks of the same number hold other layers (a pipeline, experts), are given as much of the data cut elsewhere
+    (sequences), or step other weights (flat buffers)."""
+    apart = any(ends[0].weights != ends[1].weights or ends[0].stepped != ends[1].stepped for ends in (mine, its))
+    for one, other in zip(mine, its, strict=True):
+        if apart and (one.weights != other.weights or one.stepped != other.stepped):
+            return True
+        given = one.given, other.given
+        if None not in given and given[0] != given[1] and math.prod(given[0] or ()) == math.prod(given[1] or ()):
+            return True
+        if one.stepped and other.stepped and _flat(one) != _flat(other):
+            return True
+    return False
+
+
+def _flat(work: Work) -> bool:
+    """Tell whether an optimizer steps tensors that are no module's weights."""
+    return all(_GROUP.fullmatch(slot) for slot in work.stepped)
 
 
 def part_in(text: str | None) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ where no rule fits, that is said (`Apart`), and the slot is never taken for repl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class Told:
     placed: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how a DTensor of these lies
     shapes: dict[tuple[Key, str], tuple[int, ...]] = field(default_factory=dict)  # of one rank's
     apart: list[Apart] = field(default_factory=list)
+    sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis that cuts sequences: length of a piece, its way
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
 
 
@@ -71,10 +72,15 @@ class Slot:
     key: Key
     name: str
     seq: int
-    pieces: Mapping[int, Piece]  # by rank
+    passes: int
+    pieces: Mapping[int, Piece]  # by worker: a rank in one of the passes
     forward: tuple[Key, str] | None  # of a gradient: the slot that it is the gradient of
     inputs: tuple[str, ...]  # slots that the call is given
     made: tuple[Key, str] | None = None  # call and slot of the first rank that made it
+
+    def ranks(self, workers: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks of workers."""
+        return tuple(dict.fromkeys(worker // self.passes for worker in workers))
 
     @property
     def backward(self) -> bool:
@@ -91,6 +97,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     """Return how a slot lies along one axis; ``groups`` are ranks that differ along it alone, ``held`` what each of them, or the
     first of those already put together, holds. None: it is not known, and ``told.apart`` says so."""
     varies = any(not held[rank].same(held[group[0]]) for group in groups for rank in group[1:])
+    if axis in told.sequence and (declared := told.declared(slot.key, slot.name, axis)) is None:
+        return _of_sequence(axis, groups, slot, held, told, varies=varies)
     declared = told.declared(slot.key, slot.name, axis)
     if declared is not None:
         return declared
@@ -122,6 +130,29 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if whole is not None and whole.shape == piece.shape and len(groups) == 1:
         return _by_numbers(axis, groups, slot, held, whole, told)
     return _unknown(axis, groups, slot, held, told)
+
+
+def _of_sequence(
+    axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told, *, varies: bool
+) -> Way | None:
+    """Return how a slot lies along an axis that cuts sequences: pieces lie as places do; attention has whole keys and values."""
+    length, order = told.sequence[axis]
+    piece, whole = held[groups[0][0]], told.other.get((slot.key, slot.name))
+    if slot.fixed:
+        return _odd(axis, groups, slot, held, told) if varies else REPLICATED
+    if not slot.backward and piece.numel == 1 and (whole is None or whole.numel == 1):
+        return _of_loss(axis, groups, held, whole, told) if varies else REPLICATED
+    before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
+    if before is not None:
+        return _of_gradient(axis, before, told)
+    dim = _longer(piece, whole, len(groups[0]), True) if whole is not None and whole.shape != piece.shape else None
+    if dim is None and (whole is None or whole.shape != piece.shape) and varies:
+        at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
+        dim = next((n for n in at if piece.shape[n] == length), None)
+        dim = next((n for n, size in enumerate(piece.shape) if size and not size % length), None) if dim is None else dim
+    if dim is None:
+        return _unknown(axis, groups, slot, held, told) if varies else REPLICATED
+    return replace(order, dim=dim, outer=max(1, piece.shape[dim] // length))
 
 
 def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
@@ -201,7 +232,7 @@ def _odd(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[i
         most = max(agreeing)
         odd = [rank for rank, count in zip(group, agreeing, strict=True) if count < most] if 2 * most > len(pieces) else list(group)
         told.apart.append(
-            Apart("replicas", slot.key, slot.name, told.step, slot.seq, axis, tuple(odd), _apart(pieces), made=slot.made)
+            Apart("replicas", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(odd), _apart(pieces), made=slot.made)
         )
         break
     return REPLICATED
@@ -211,7 +242,7 @@ def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mappi
     pieces = [held[rank] for rank in groups[0]]
     given = next((name for name in slot.inputs if told.ways.get((slot.key, name), {}).get(axis, REPLICATED).kind == "partial"), "")
     kind = "unreduced" if given and not slot.backward else "unknown"
-    told.apart.append(Apart(kind, slot.key, slot.name, told.step, slot.seq, axis, tuple(groups[0]), _apart(pieces), given))
+    told.apart.append(Apart(kind, slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), _apart(pieces), given))
     return None
 
 

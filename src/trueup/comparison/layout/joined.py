@@ -16,18 +16,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.comparison.layout.calls import LEVELS, Key, class_of
-from trueup.comparison.layout.geometry import Geometry
 from trueup.comparison.layout.inferring import Apart
-from trueup.comparison.layout.joining import JOINED, Step, join
+from trueup.comparison.layout.joining import JOINED, Earlier, Step, join
 from trueup.comparison.layout.pieces import Way
+from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates, renamed
 from trueup.comparison.normalise.translated import Translated
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping as Map
+from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import TrueupError
+from trueup.foundation.settings import list_of
 from trueup.foundation.store import Capture
 
 KEPT = 2
 """Joined steps that are held: one that is compared, and one that is read ahead."""
+
+
+NONE_TIED: Mapping[str, str] = {}
 
 
 def undeclared(key: Key, slot: str, axis: str) -> Way | None:  # noqa: ARG001
@@ -39,24 +44,25 @@ class Joined(Translated):
     """The ranks of a capture as one. ``other`` is the other run, joined already, None for the one that is joined first."""
 
     def __init__(
-        self, capture: Capture, geometry: Geometry, other: Joined | None = None,
-        declared: Callable[[Key, str, str], Way | None] = undeclared,
+        self, capture: Capture, standing: Standing, other: Joined | None = None,
+        declared: Callable[[Key, str, str], Way | None] = undeclared, partial: Collection[str] = (), updates: Updates = (),
+        tied: Mapping[str, str] = NONE_TIED,
     ) -> None:  # fmt: skip
         super().__init__(capture, Dialect("", Map(), candidate=False))
-        self.geometry, self.declared, self._other = geometry, declared, other
+        self.standing, self.geometry, self.data = standing, standing.ranks, standing.data - {MICRO}
+        self.declared, self._partial, self._updates, self._other = declared, frozenset(partial), updates, other
         self.apart: list[Apart] = []
         self.alone = 0  # calls that not all ranks make
         first = min(capture.ranks)
-        self.ranks = {0: _as_one(capture.ranks[first])}
+        self.ranks = {0: _as_one([capture.ranks[rank] for rank in sorted(capture.ranks)], standing, tied)}
         self.root = {**capture.root, "levels": [level for level in LEVELS if level in capture.levels]}
         sizes = capture.sizes
         self._sizes = {(0, step): sizes[first, step] for step in capture.steps if all((r, step) in sizes for r in capture.ranks)}
         self._by_step = {step: parts for step, parts in self._by_step.items() if (0, step) in self._sizes}
         self._held: dict[int, Step] = {}
-        self._made: dict[int, tuple[int, str] | None] = {}
+        self._earlier = Earlier()
         self._seen: set[int] = set()
         self._joining = RLock()
-        self._data: frozenset[str] | None = None
 
     @property
     def levels(self) -> frozenset[str]:
@@ -68,20 +74,15 @@ class Joined(Translated):
         """Rows of each step, before it is joined."""
         return self._sizes
 
-    @property
-    def data(self) -> frozenset[str]:
-        """Axes along which the model's own inputs differ."""
-        if self._data is None:
-            self._data = _data_axes(self.original, self.geometry)
-        return self._data
-
     def step(self, number: int) -> Step:
         """Return a joined step."""
         with self._joining:
             found = self._held.get(number)
             if found is None:
                 other = {} if self._other is None or (0, number) not in self._other.sizes else self._other.step(number).slots
-                found = join(self.original, self.geometry, number, self.data, other, self.declared, self._made)
+                found = join(
+                    self.original, self.standing, number, other, self.declared, self._partial, self._updates, self._earlier
+                )
                 if number not in self._seen:
                     self._seen.add(number)
                     self.apart += found.apart
@@ -148,41 +149,49 @@ class Joined(Translated):
         return self.original.sites(min(self.original.ranks))
 
 
-def _data_axes(capture: Capture, geometry: Geometry) -> frozenset[str]:
-    """Return the axes along which the ranks' first modules are given other tensors."""
-    given = {}
-    for rank in geometry.coordinates:
-        rows = capture.records(
-            ["seq", "slot", "digest", "mean", "l2"], rank=rank, step=capture.steps[0], level="module", phase="forward"
-        )
-        rows = rows.slice(0, 64).to_pylist()
-        given[rank] = [
-            (row["slot"], row["digest"] or (row["mean"], row["l2"]))
-            for row in rows if row["seq"] == rows[0]["seq"] and row["slot"].startswith("input.")
-        ]  # fmt: skip
-    return frozenset(
-        axis for axis in geometry.axes if any(given[rank] != given[group[0]] for group in geometry.along(axis) for rank in group)
-    )
-
-
-def _as_one(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rank's manifest as one process would have written it: layouts differ in nothing else."""
-    found = {**manifest, "rank": 0, "world_size": 1, "parallel": {"groups": []}}
-    settings = manifest.get("settings")
-    if isinstance(settings, dict) and isinstance(settings.get("modules"), dict):
-        modules = {
-            str(name): {**held, "class": class_of(str(held.get("class", "")))} if isinstance(held, dict) else held
-            for name, held in settings["modules"].items()
-        }
-        root = next(iter(modules), "")
-        if root and "" not in modules and all(name == root or name.startswith(f"{root}.") for name in modules):
-            modules = {name[len(root) :].lstrip("."): _renamed(held, f"{root}.") for name, held in modules.items()}
-            optimizers = settings.get("optimizers")
-            if isinstance(optimizers, list):
-                optimizers = [_unprefixed(one, f"{root}.") for one in optimizers]
-            settings = {**settings, "optimizers": optimizers}
-        found["settings"] = {**settings, "modules": modules}
+def _as_one(manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ranks' manifests as one process would have written them: layouts differ in nothing else. Of stages each tells of
+    its own modules and weights; otherwise the first tells of all."""
+    found = {**manifests[0], "rank": 0, "world_size": 1, "parallel": {"groups": []}}
+    told = [_settings(one, standing.renames.get(rank, ())) for rank, one in enumerate(manifests)]
+    if told[0] is None:
+        return found
+    modules: dict[str, Any] = {}
+    for one in told if standing.stages else told[:1]:
+        for name, held in (one or {})["modules"].items():
+            modules.setdefault(name, held)
+    copies = {name: other for name, other in tied.items() if standing.stages}
+    for name, other in copies.items():
+        scope, _, weight = name.rpartition(".")
+        if isinstance(modules.get(scope), dict):
+            modules[scope] = {**modules[scope], f"{weight}{TIED}": other}
+    optimizers = told[0].get("optimizers")
+    if isinstance(optimizers, list):
+        groups = [list_of(one or {}, "optimizers") for one in (told if standing.stages else told[:1])]
+        optimizers = [_of_stages(one, [held[n] for held in groups if n < len(held)], copies) for n, one in enumerate(optimizers)]
+    found["settings"] = {**told[0], "modules": modules, "optimizers": optimizers}
     return found
+
+
+def _settings(manifest: Mapping[str, Any], renames: Renames) -> dict[str, Any] | None:
+    settings = manifest.get("settings")
+    if not isinstance(settings, dict) or not isinstance(settings.get("modules"), dict):
+        return None
+    modules = {
+        str(name): {**held, "class": class_of(str(held.get("class", "")))} if isinstance(held, dict) else held
+        for name, held in settings["modules"].items()
+    }
+    optimizers = settings.get("optimizers")
+    root = next(iter(modules), "")
+    if root and "" not in modules and all(name == root or name.startswith(f"{root}.") for name in modules):
+        modules = {name[len(root) :].lstrip("."): _renamed(held, f"{root}.") for name, held in modules.items()}
+        if isinstance(optimizers, list):
+            optimizers = [_unprefixed(one, lambda name: name.removeprefix(f"{root}.")) for one in optimizers]
+    if renames:
+        modules = {renamed(name, renames): held for name, held in modules.items()}
+        if isinstance(optimizers, list):
+            optimizers = [_unprefixed(one, lambda name: renamed(name, renames)) for one in optimizers]
+    return {**settings, "optimizers": optimizers, "modules": modules}
 
 
 def _renamed(held: Any, prefix: str) -> Any:
@@ -192,11 +201,28 @@ def _renamed(held: Any, prefix: str) -> Any:
     return {name: value.removeprefix(prefix) if isinstance(value, str) else value for name, value in held.items()}
 
 
-def _unprefixed(optimizer: Any, prefix: str) -> Any:
+def _unprefixed(optimizer: Any, name_of: Callable[[str], str]) -> Any:
     if not isinstance(optimizer, dict) or not isinstance(optimizer.get("parameters"), list):
         return optimizer
     groups = [
-        [name.removeprefix(prefix) if isinstance(name, str) else name for name in group] if isinstance(group, list) else group
+        [name_of(name) if isinstance(name, str) else name for name in group] if isinstance(group, list) else group
         for group in optimizer["parameters"]
     ]
     return {**optimizer, "parameters": groups}
+
+
+def _of_stages(optimizer: Any, all_of_them: Sequence[Any], copies: Mapping[str, str]) -> Any:
+    """Return an optimizer with the weights of all stages in its groups."""
+    if len(all_of_them) < 2 or not isinstance(optimizer, dict):
+        return optimizer
+    lists = [one["parameters"] if isinstance(one.get("parameters"), list) else [] for one in all_of_them]
+    names = [
+        list(dict.fromkeys(copies.get(name, name) for one in lists if n < len(one) for name in one[n]))
+        for n in range(len(lists[0]))
+    ]
+    counts = [len(group) for group in names]
+    groups = [
+        {**group, "parameters": counts[n]} if isinstance(group, dict) and n < len(counts) else group
+        for n, group in enumerate(list_of(optimizer, "groups"))
+    ]
+    return {**optimizer, "parameters": names, "groups": groups}

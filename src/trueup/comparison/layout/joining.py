@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, plain
+from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, in_passes, plain
 from trueup.comparison.layout.described import part_in
-from trueup.comparison.layout.geometry import Geometry
 from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
-from trueup.comparison.layout.pieces import Array, Piece, Statistics, Way, put_together, way_in
+from trueup.comparison.layout.order import Made, Order, made_by
+from trueup.comparison.layout.pieces import AVERAGE, Array, Piece, Statistics, Way, put_together, scaled, way_in
+from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
+from trueup.comparison.layout.updates import STEPPING, by_weight
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
 from trueup.foundation.store import Capture, table
@@ -44,168 +46,237 @@ class Step:
     cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = field(default_factory=dict)  # weights cut along one axis, rank by rank
 
 
+@dataclass
+class Earlier:
+    """What later steps have to know: who made what left-out calls wrote, by rank, call and slot; and how calls are numbered."""
+
+    made: dict[Made, Made | None] = field(default_factory=dict)
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
 def join(
-    capture: Capture, geometry: Geometry, step: int, data: frozenset[str], other: Mapping[tuple[Key, str], Piece],
-    declared: Callable[[Key, str, str], Way | None], earlier: dict[int, tuple[int, str] | None],
+    capture: Capture, standing: Standing, step: int, other: Mapping[tuple[Key, str], Piece],
+    declared: Callable[[Key, str, str], Way | None], partial: Collection[str], order: Updates,
+    earlier: Earlier,
 ) -> Step:  # fmt: skip
-    """Join the ranks of a step. ``data``: axes that cut the data; ``other``: slots of the other run's same step, whole;
-    ``earlier``: who made what left-out calls of earlier steps wrote, which this step adds to."""
-    return _Joining(
-        capture, geometry, Told(step, {axis: geometry.size(axis) for axis in geometry.axes}, data, other, declared)
-    ).done(earlier)
+    """Join the ranks of a step. ``other``: slots of the other run's same step, whole; ``partial``: modules that are no calls;
+    ``order``: the numbers of the weights that optimizers update, () as they come, None: what updates them is left out; ``earlier``:
+    what is known of earlier steps, to which this step adds."""
+    sizes = {axis: standing.workers.size(axis) for axis in standing.workers.axes}
+    told = Told(step, sizes, standing.data, other, declared, sequence=standing.sequence)
+    return _Joining(capture, standing, told, partial, order, earlier.numbers).done(earlier.made)
 
 
 class _Joining:
-    def __init__(self, capture: Capture, geometry: Geometry, told: Told) -> None:
-        self._capture, self._geometry, self._told = capture, geometry, told
-        self._ranks = sorted(geometry.coordinates)
+    """``_calls`` and ``_geometry`` are by worker: a rank in one pass through the model."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        standing: Standing,
+        told: Told,
+        partial: Collection[str],
+        order: Updates,
+        numbers: dict[tuple[int, int], int],
+    ) -> None:
+        self._capture, self._standing, self._geometry, self._told = capture, standing, standing.workers, told
         classes = {key[2]: key[3] for key, _ in told.other if key[1] == "module"} or None
-        self._calls: dict[int, Calls] = {
-            rank: calls_of(capture.records(rank=rank, step=told.step, level=LEVELS), classes) for rank in self._ranks
-        }
-        self._first = self._calls[self._ranks[0]]
+        self._calls: dict[int, Calls] = {}
+        for rank in sorted(standing.ranks.coordinates):
+            rows = capture.records(rank=rank, step=told.step, level=LEVELS)
+            names = standing.renames.get(rank, ())
+            read = calls_of(rows, classes, functools.partial(renamed, renames=names) if names else str, partial)
+            if order is None or len(order):
+                read = by_weight(read, standing.weights.get(rank), dict(order) if order else None)
+            for number, one in enumerate(in_passes(read, standing.passes, bool(standing.stages))):
+                self._calls[rank * standing.passes + number] = one
+        self._workers = sorted(self._calls)
+        self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
+        self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}
         self._cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = {}
-        self._reduced: dict[tuple[str | None, ...], tuple[int, str]] = {}
+        self._reduced: dict[tuple[str | None, ...], Made] = {}
         self._done: dict[Any, tuple[Piece, dict[str, Any]]] = {}
 
-    def done(self, earlier: dict[int, tuple[int, str] | None]) -> Step:
-        calls = [call for key, call in self._first.kept.items() if all(key in its.kept for its in self._calls.values())]
-        common = {call.key for call in calls}
-        alone = sum(key not in common for its in self._calls.values() for key in its.kept)
+    def done(self, earlier: dict[Made, Made | None]) -> Step:
+        calls = [(self._makers[key][0], self._calls[self._makers[key][0]].kept[key]) for key in self._order.keys]
         self._know_placed(calls)
         self._know_reduced(calls)
         # The gradients that an optimizer is given are recorded where several processes reduce them, and by nobody else.
-        silent = {call.key for call in calls if call.key[0] == "optimizer" and call.key[3].startswith("torch.optim.")}
+        silent = {call.key for _, call in calls if call.key[0] == "optimizer" and call.key[3].startswith(STEPPING)}
         rows: list[dict[str, Any]] = []
         slots: dict[tuple[Key, str], Piece] = {}
-        seqs = {call.seq for call in calls if call.key not in silent}
-        for call in calls:
-            for name, at in call.rows.items():
-                row = dict(self._first.rows[at])
-                if name == "arguments" and call.key not in silent:
-                    rows.append(row | self._named(call, name, row, seqs, earlier))
+        for first, call in calls:
+            makers = self._makers[call.key]
+            for name in dict.fromkeys(name for worker in makers for name in self._calls[worker].kept[call.key].rows):
+                holders = [worker for worker in makers if name in self._calls[worker].kept[call.key].rows]
+                if holders != makers and call.key not in silent:
+                    continue  # else each rank steps other weights (ZeRO 1)
+                row = dict(self._calls[holders[0]].rows[self._calls[holders[0]].kept[call.key].rows[name]])
+                if name == "arguments":
+                    if call.key not in silent:
+                        rows.append(row | self._named(first, call, name, row, silent, earlier))
                     continue
-                if not all(name in self._calls[rank].kept[call.key].rows for rank in self._ranks):
-                    continue
-                piece, told = self._slot(call, name, row)
+                piece, told = self._slot(first, call, name, row, holders)
                 if piece is not None:
                     slots[call.key, name] = piece
                 sketch = {"sketch": None if piece is None else piece.sketch}
                 if call.key not in silent:
-                    rows.append(row | self._named(call, name, row, seqs, earlier) | sketch | told)
-        earlier |= {seq: made for (seq, _), made in self._first.made.items()}
-        return Step(_records(rows), slots, self._told.apart, self._told.ways, alone, self._loads, self._cut)
+                    rows.append(row | self._named(first, call, name, row, silent, earlier) | sketch | told)
+        for worker in self._workers[:: self._standing.passes]:
+            rank = worker // self._standing.passes
+            for (seq, slot), made in self._calls[worker].made.items():
+                earlier[rank, seq, slot] = None if made is None else (rank, *made)
+        return Step(_records(rows), slots, self._told.apart, self._told.ways, self._alone, self._loads, self._cut)
 
     # ---------------------------------------------------------------- names
     def _named(
-        self, call: Call, name: str, row: dict[str, Any], seqs: set[int], earlier: dict[int, tuple[int, str] | None]
-    ) -> dict[str, Any]:
+        self, worker: int, call: Call, name: str, row: dict[str, Any], silent: set[Key],
+        earlier: dict[Made, Made | None],
+    ) -> dict[str, Any]:  # fmt: skip
         phase, level, scope, op, ordinal = call.key
-        made = row["producer_seq"], row["producer_slot"]
+        rank, its = worker // self._standing.passes, self._calls[worker]
+        made: Made | None = None if row["producer_seq"] is None else (rank, row["producer_seq"], row["producer_slot"])
         for _ in range(64):  # left-out calls in a row
-            if made[0] is None or made[0] in seqs:
+            if made is None or (made[1] in its.keys and its.keys[made[1]] not in silent):
                 break
-            if made in self._first.made:
-                made = self._first.made[made] or (None, None)
-            elif made[0] in self._first.outer or made[0] in self._first.keys:
-                made = (None, None)
-            elif made[0] in earlier:
-                made = earlier[made[0]] or (None, None)
+            if made[1:] in its.made:
+                passed = its.made[made[1:]]
+                made = None if passed is None else (rank, *passed)
+            elif made[1] in its.outer or made[1] in its.keys:
+                made = None
+            elif made in earlier:
+                made = earlier[made]
             else:
                 break  # of an earlier step
-        if made[0] is None and phase == "optimizer":
-            made = self._reduced.get(self._digests(call.key, name), made)
-        forward = row["forward_seq"] if row["forward_seq"] in seqs or row["forward_seq"] not in self._first.outer else None
+        if made is None and phase == "optimizer":
+            made = self._reduced.get(self._digests(call.key, name))
+        if made is None:
+            made = self._order.sent(worker, call, name)
+        forward = row["forward_seq"]
+        if forward is not None and (forward in its.outer or its.keys.get(forward) in silent):
+            forward = None
         return {
-            "rank": 0, "parent": self._first.around(call.parent), "phase": phase, "level": level, "scope": scope, "op": op,
-            "ordinal": ordinal, "slot": name, "producer_seq": made[0],
-            "producer_slot": None if made[1] is None else plain(made[1]), "forward_seq": forward,
+            "rank": 0, "seq": self._order.number(rank, call.seq), "parent": self._order.number(rank, its.around(call.parent)),
+            "phase": phase, "level": level, "scope": scope, "op": op, "ordinal": ordinal, "slot": name,
+            "producer_seq": None if made is None else self._order.number(made[0], made[1]),
+            "producer_slot": None if made is None else plain(made[2]), "forward_seq": self._order.number(rank, forward),
         }  # fmt: skip
 
-    def _know_reduced(self, calls: list[Call]) -> None:
+    def _know_reduced(self, calls: list[tuple[int, Call]]) -> None:
         """Remember which backward call made the gradient that an optimizer reads, under the bytes that it reads: buckets into which
         ranks pack gradients to reduce them hide it."""
-        forwards = {call.seq: call for call in calls if call.key[0] == "forward"}
-        backwards = {call.forward: call for call in calls if call.key[0] == "backward" and call.key[1] == "api"}
-        reads: dict[tuple[int, tuple[str | None, ...]], tuple[int, str]] = {}
-        for call in forwards.values():
-            if call.key[1] == "api" and call.parent in forwards and call.seq in backwards:
+        forwards = {(worker, call.seq): call for worker, call in calls if call.key[0] == "forward"}
+        backwards = {(worker, call.forward): call for worker, call in calls if call.key[0] == "backward" and call.key[1] == "api"}
+        reads: dict[tuple[int, int | None, tuple[str | None, ...]], Made] = {}
+        for (worker, seq), call in forwards.items():
+            if call.key[1] == "api" and (worker, call.parent) in forwards and (worker, seq) in backwards:
                 for name in call.rows:
                     if name.startswith("input."):
-                        reads[call.parent, self._digests(call.key, name)] = backwards[call.seq].seq, f"grad_{name}"
+                        made = worker // self._standing.passes, backwards[worker, seq].seq, f"grad_{name}"
+                        reads[worker, call.parent, self._digests(call.key, name)] = made
         weights = {
-            f"{call.key[2]}.{name[6:]}".lstrip("."): (call.seq, self._digests(call.key, name))
-            for call in forwards.values() for name in call.rows if name.startswith("param.")
+            f"{call.key[2]}.{name[6:]}".lstrip("."): (worker, call.seq, self._digests(call.key, name))
+            for (worker, _), call in forwards.items() for name in call.rows if name.startswith("param.")
         }  # fmt: skip
-        steps = [call for call in calls if call.key[0] == "optimizer" and call.key[1] == "api"]
+        steps = [call for _, call in calls if call.key[0] == "optimizer" and call.key[1] == "api"]
         given = {name[6:-5]: self._digests(call.key, name) for call in steps for name in call.rows if name.endswith(".grad")}
         # Of a weight with two names two backward calls made the gradient.
-        tied = {digests for name, (_, digests) in weights.items() if name not in given}
+        tied = {held[2] for name, held in weights.items() if name not in given}
         for name, digests in given.items():
-            if name in weights and weights[name][1] not in tied and (found := reads.get(weights[name])) is not None:
+            if name in weights and weights[name][2] not in tied and (found := reads.get(weights[name])) is not None:
                 self._reduced.setdefault(digests, found)
-        self._reduced.pop((None,) * len(self._ranks), None)
+        for digests in [held for held in self._reduced if not any(held)]:
+            del self._reduced[digests]
 
     # ---------------------------------------------------------------- numbers
-    def _slot(self, call: Call, name: str, row: dict[str, Any]) -> tuple[Piece | None, dict[str, Any]]:
+    def _slot(
+        self, worker: int, call: Call, name: str, row: dict[str, Any], holders: Sequence[int]
+    ) -> tuple[Piece | None, dict[str, Any]]:
         """Return a slot as a whole, and the columns in which its row is not the first rank's."""
-        pieces = {rank: self._piece(rank, call.key, name) for rank in self._ranks}
-        first = pieces[self._ranks[0]]
+        pieces = {one: self._piece(one, call.key, name) for one in holders}
+        first = pieces[holders[0]]
         if first is None or any(piece is None for piece in pieces.values()):
             return None, {}
-        held = {rank: piece for rank, piece in pieces.items() if piece is not None}
+        held = {one: piece for one, piece in pieces.items() if piece is not None}
         self._told.shapes[call.key, name] = first.shape
-        its = Slot(call.key, name, call.seq, held, self._forward(call, name), tuple(self._inputs(call, name)), self._made(row))
+        made = self._made(worker, row)
+        number = self._order.number(worker // self._standing.passes, call.seq) or 0
+        its = Slot(
+            call.key,
+            name,
+            number,
+            self._standing.passes,
+            held,
+            self._forward(worker, call, name),
+            tuple(self._inputs(call, name)),
+            made,
+        )
         known = self._recorded(call.key, name)
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
-        for axis in self._order(known):
-            groups = [group for group in self._geometry.along(axis) if group[0] in held]
+        for axis in self._axes(known):
+            groups = [some for group in self._geometry.along(axis) if (some := [one for one in group if one in held])]
             way = known.get(axis)
+            if max(map(len, groups)) == 1:  # one stage of a pipeline has it, or one rank that holds an expert
+                scale = self._of_one(axis, its)
+                if scale != 1:
+                    held = {one: scaled(piece, scale) for one, piece in held.items()}
+                continue
             if way is None or way.kind == "replicated":
                 way = way_along(axis, groups, its, held, self._told)
                 if way is None:
                     return None, _nothing()
             ways[axis] = way
             scale = self._scale(axis, way, its)
-            whole = {group[0]: put_together([held[rank] for rank in group], way, scale) for group in groups}
+            whole = {group[0]: put_together([held[one] for one in group], way, scale) for group in groups}
             if any(piece is None for piece in whole.values()):
-                self._told.apart.append(Apart(MISFIT, call.key, name, self._told.step, call.seq, axis, tuple(groups[0])))
+                self._told.apart.append(Apart(MISFIT, call.key, name, self._told.step, number, axis, its.ranks(groups[0])))
                 return None, _nothing()
-            held = {rank: piece for rank, piece in whole.items() if piece is not None}
+            held = {one: piece for one, piece in whole.items() if piece is not None}
             if way.kind == "sharded" and its.fixed and len(ways) == 1:
-                self._cut[call.key, name] = way, [its.pieces[rank] for rank in groups[0]]
+                self._cut[call.key, name] = way, [its.pieces[one] for one in groups[0]]
         self._look_at_masks(its)
         (piece,) = held.values()
-        return (piece, {}) if not piece.changed else self._measured(piece, its, ways)
+        if piece.changed:
+            return self._measured(piece, its, ways)
+        if piece.load is None or worker // self._standing.passes == self._workers[0]:
+            return piece, {}
+        place = f"{number}-{name}"  # the bytes lie with another rank than the first
+        self._loads[place] = piece.load
+        return piece, {"payload_segment": JOINED, "payload_key": place, "payload_view": None}
 
     def _look_at_masks(self, slot: Slot) -> None:
         """Say where ranks that have different data dropped the same elements: that many do not agree by chance."""
         if slot.key[:2] != ("forward", "api") or "dropout" not in slot.key[3].lower() or not slot.name.startswith("output."):
             return
-        for axis in self._told.data:
+        for axis in self._told.data - {MICRO}:
             for group in self._geometry.along(axis):
-                loads = [slot.pieces[rank].load for rank in group]
+                loads = [slot.pieces[worker].load for worker in group if worker in slot.pieces]
                 masks = [load() == 0 for load in loads if load is not None]
                 if len(masks) < 2 or masks[0].size < ENOUGH or not RARE < masks[0].mean() < 1 - RARE:
                     continue
                 if all(mask.shape == masks[0].shape and np.array_equal(mask, masks[0]) for mask in masks):
-                    told = Apart("masks", slot.key, slot.name, self._told.step, slot.seq, axis, tuple(group), 0.0)
+                    told = Apart("masks", slot.key, slot.name, self._told.step, slot.seq, axis, slot.ranks(group), 0.0)
                     self._told.apart.append(told)
                     return
 
-    def _made(self, row: dict[str, Any]) -> tuple[Key, str] | None:
-        key = None if row["producer_seq"] is None else self._first.keys.get(row["producer_seq"])
+    def _made(self, worker: int, row: dict[str, Any]) -> tuple[Key, str] | None:
+        key = None if row["producer_seq"] is None else self._calls[worker].keys.get(row["producer_seq"])
         return None if key is None else (key, row["producer_slot"])
 
     def _scale(self, axis: str, way: Way, slot: Slot) -> float:
         """Return by what a gradient of a rank's own loss is multiplied: the loss of all ranks is their mean."""
-        if slot.backward and axis in self._told.data and way.kind == "sharded" and self._told.loss.get(axis, "avg") == "avg":
+        if slot.backward and axis in self._told.data and way.kind == "sharded" and self._told.loss.get(axis, AVERAGE) == AVERAGE:
             return 1 / self._geometry.size(axis)
         return 1.0
 
-    def _order(self, known: Ways) -> list[str]:
+    def _of_one(self, axis: str, slot: Slot) -> float:
+        """Return by what a gradient is multiplied that one rank alone holds, of the data of all (experts)."""
+        alone = slot.backward and axis in self._told.data and self._told.loss.get(axis, AVERAGE) == AVERAGE
+        return 1 / self._geometry.size(axis) if alone else 1.0
+
+    def _axes(self, known: Ways) -> list[str]:
         """Return the axes in the order in which pieces are put together: what a later axis cut again, first."""
         axes = [axis for axis in reversed(self._geometry.axes) if axis not in self._told.data or axis in known]
         axes += [axis for axis in reversed(self._geometry.axes) if axis not in axes]
@@ -250,23 +321,22 @@ class _Joining:
         return Piece(piece.dtype, piece.shape, None, numbers, piece.sketch, None, changed=True)
 
     # ---------------------------------------------------------------- what was recorded
-    def _know_placed(self, calls: list[Call]) -> None:
+    def _know_placed(self, calls: list[tuple[int, Call]]) -> None:
         """Remember the bytes of which a DTensor says how they lie: what is read out of it lies alike."""
-        for call in calls:
+        for _, call in calls:
             for name in call.rows:
-                if (ways := self._recorded(call.key, name)) and all(
-                    name in its.kept[call.key].rows for its in self._calls.values()
-                ):
-                    self._told.placed.setdefault(self._digests(call.key, name), ways)
-        self._told.placed.pop((None,) * len(self._ranks), None)
+                if (ways := self._recorded(call.key, name)) and any(digests := self._digests(call.key, name)):
+                    self._told.placed.setdefault(digests, ways)
 
     def _digests(self, key: Key, name: str) -> tuple[str | None, ...]:
-        return tuple(its.rows[its.kept[key].rows[name]]["digest"] for its in self._calls.values())
+        held = ((self._calls[worker], self._calls[worker].kept[key].rows.get(name)) for worker in self._makers[key])
+        return tuple(its.rows[at]["digest"] for its, at in held if at is not None)
 
     def _recorded(self, key: Key, name: str) -> Ways:
         """Return the ways along the axes of a DTensor's mesh; nothing for a plain tensor."""
-        its = self._first
-        part = part_in(its.rows[its.kept[key].rows[name]]["value"])
+        its = self._calls[self._makers[key][0]]
+        at = its.kept[key].rows.get(name)
+        part = None if at is None else part_in(its.rows[at]["value"])
         mesh = part.get("mesh") if part is not None else None
         if part is None or not isinstance(mesh, dict):
             return {}
@@ -274,8 +344,8 @@ class _Joining:
         ways = dict(zip(axes, map(way_in, part["placements"]), strict=False))
         return {axis: way for axis, way in ways.items() if way is not None and axis in self._geometry.axes}
 
-    def _forward(self, call: Call, name: str) -> tuple[Key, str] | None:
-        key = None if call.forward is None else self._first.keys.get(call.forward)
+    def _forward(self, worker: int, call: Call, name: str) -> tuple[Key, str] | None:
+        key = None if call.forward is None else self._calls[worker].keys.get(call.forward)
         if key is None or not name.startswith("grad_"):
             return None
         return key, name.removeprefix("grad_")
@@ -284,8 +354,8 @@ class _Joining:
     def _inputs(call: Call, name: str) -> Iterator[str]:
         yield from (other for other in call.rows if other != name and other.startswith(("input.", "param.", "grad_output.")))
 
-    def _piece(self, rank: int, key: Key, name: str) -> Piece | None:
-        calls = self._calls[rank]
+    def _piece(self, worker: int, key: Key, name: str) -> Piece | None:
+        calls, rank = self._calls[worker], worker // self._standing.passes
         at = calls.kept[key].rows[name]
         row = calls.rows[at]
         if row["dtype"] is None or row["shape"] is None:
@@ -296,7 +366,7 @@ class _Joining:
         )
         sketch = calls.sketches[at] if measured and not np.isnan(calls.sketches[at][0]) else None
         shape = tuple(row["shape"])
-        load = partial(_bytes, self._capture, rank, row, shape) if row["payload_segment"] is not None else None
+        load = functools.partial(_bytes, self._capture, rank, row, shape) if row["payload_segment"] is not None else None
         return Piece(row["dtype"], shape, row["digest"], numbers, sketch, load)
 
 

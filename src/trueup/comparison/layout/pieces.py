@@ -38,6 +38,7 @@ class Way:
     order: str = "natural"
     split: int = 1
     reduce: str = SUM
+    outer: int = 1  # of a dimension of several flattened into one: how many parts of it lie along those before the one that is cut
 
     def __str__(self) -> str:
         if self.kind == "sharded":
@@ -117,7 +118,7 @@ def put_together(pieces: Sequence[Piece], way: Way, scale: float = 1.0) -> Piece
     fit: another dtype, or sizes that differ beside the dimension that is cut."""
     first = pieces[0]
     if way.kind == "replicated":
-        return first if scale == 1 else _scaled(first, scale)
+        return first if scale == 1 else scaled(first, scale)
     if any(piece.dtype != first.dtype or len(piece.shape) != len(first.shape) for piece in pieces):
         return None
     if way.kind == "partial":
@@ -138,7 +139,13 @@ def _joined(pieces: Sequence[Piece], way: Way, scale: float) -> Piece:
     loads = [piece.load for piece in pieces]
 
     def load() -> Array:
-        return _times(np.concatenate(in_order([one() for one in loads if one is not None], way), axis=dim), scale)
+        arrays = [one() for one in loads if one is not None]
+        if way.outer > 1:
+            arrays = [one.reshape(*one.shape[:dim], way.outer, -1, *one.shape[dim + 1 :]) for one in arrays]
+            whole = np.concatenate(in_order(arrays, replace(way, dim=dim + 1)), axis=dim + 1).reshape(shape)
+        else:
+            whole = np.concatenate(in_order(arrays, way), axis=dim)
+        return _times(whole, scale)
 
     numbers = _of_shards([(piece.numbers, piece.numel) for piece in pieces], scale)
     return Piece(first.dtype, shape, None, numbers, None, load if None not in loads else None, changed=True)
@@ -191,7 +198,8 @@ def _added(pieces: Sequence[Piece], scale: float) -> Piece:
     return Piece(first.dtype, first.shape, None, numbers, sketch, load if None not in loads else None, changed=True)
 
 
-def _scaled(piece: Piece, scale: float) -> Piece:
+def scaled(piece: Piece, scale: float) -> Piece:
+    """Return a piece times a number."""
     held, load = piece.numbers, piece.load
     numbers = None
     if held is not None:

@@ -12,6 +12,7 @@ from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joined import Joined, undeclared
+from trueup.comparison.layout.standing import in_one_pass, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -48,11 +49,17 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
         if geometry.problem:
             return geometry.problem
     told = undeclared if shards is None else load(shards)
-    first, second = (Joined(capture, geometry, None, told) for capture, geometry in zip(captures, geometries, strict=True))
-    cuts = [(len(set(one.geometry.axes) - one.data), len(one.geometry.axes)) for one in (first, second)]
+    standings = [standing_of(capture, geometry) for capture, geometry in zip(captures, geometries, strict=True)]
+    if not any(one.stages for one in standings):
+        standings = [in_one_pass(one) for one in standings]
+    partial, updates, tied = standings[0].partial | standings[1].partial, updates_of(standings, captures), tied_of(captures)
+    first, second = (
+        Joined(capture, one, None, told, partial, updates, tied) for capture, one in zip(captures, standings, strict=True)
+    )
+    cuts = [(len(one.sequence), len(set(one.ranks.axes) - one.data), len(one.workers.axes)) for one in standings]
     if cuts[0] <= cuts[1]:
-        return first, Joined(captures[1], geometries[1], first, told)
-    return Joined(captures[0], geometries[0], second, told), second
+        return first, Joined(captures[1], standings[1], first, told, partial, updates, tied)
+    return Joined(captures[0], standings[0], second, told, partial, updates, tied), second
 
 
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:

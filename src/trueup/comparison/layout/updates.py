@@ -1,0 +1,109 @@
+"""The calls of an optimizer by the weight that each updates, where ranks step other weights: stages of a pipeline, experts, ZeRO 1.
+
+An optimizer goes through its weights one after the other, and makes the same calls for each. So of an operator that it calls ``m``
+times a weight the ``k``-th call updates the weight ``k // m``; the shapes of its results say whether that is so. Where it is not
+(flat buffers, kernels for many weights at once) nobody knows, and these calls are left out of both runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trueup.comparison.layout.calls import Call, Calls, Key, plain
+from trueup.foundation.frameworks.trees import TIED, path
+from trueup.foundation.settings import held_by, list_of, modules_of, names_held
+
+STEPPING = ("torch.optim.", "torch.distributed.optim.")
+"""How the names of optimizers' steps begin."""
+
+
+def is_update(key: Key) -> bool:
+    """Tell whether a call is one of those that an optimizer makes for its weights."""
+    return key[:2] == ("optimizer", "api") and not key[3].startswith(STEPPING)
+
+
+def weights_of(calls: Calls, manifest: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...] | None:
+    """Return the names of the weights that a rank's optimizer updates in a step, in order; None where its calls do not show it."""
+    steps = [call for key, call in calls.kept.items() if key[0] == "optimizer" and key[3].startswith(STEPPING[0])]
+    told = {call.key[1]: call for call in steps}.get("api")
+    if told is not None:
+        names = [name.removeprefix("input.").removesuffix(".grad") for name in told.rows if name.endswith(".grad")]
+    else:
+        names = [name for one in list_of(held_by(manifest), "optimizers") for group in names_held(one) for name in group]
+    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    if not updates:
+        return ()
+    if not names or any(name not in shapes for name in names) or _placed(calls, updates, names, shapes) is None:
+        return None
+    return tuple(names)
+
+
+def shapes_of(calls: Calls) -> dict[str, tuple[int, ...]]:
+    """Return the shape that a rank holds of each weight."""
+    found = {}
+    for key, call in calls.kept.items():
+        if key[:2] == ("forward", "module"):
+            for name, at in call.rows.items():
+                if name.startswith("param.") and calls.rows[at]["shape"] is not None:
+                    found[path(key[2], name.removeprefix("param."))] = tuple(calls.rows[at]["shape"])
+    return found
+
+
+def tied_in(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return weights that are another one, by name, each with that one's."""
+    modules = modules_of(manifest)
+    root = next(iter(modules), "")
+    prefix = f"{root}." if root and all(name == root or name.startswith(f"{root}.") for name in modules) else ""
+    return {
+        plain(path(scope, name.removesuffix(TIED)).removeprefix(prefix)): plain(str(other).removeprefix(prefix))
+        for scope, module in modules.items()
+        for name, other in module.items()
+        if name.endswith(TIED)
+    }
+
+
+def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int] | None) -> Calls:
+    """Return the calls with those of the optimizer numbered by the weight that each updates; ``order``: the number of each weight,
+    None: they are left out."""
+    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    placed = None if order is None or names is None else _placed(calls, updates, names, None)
+    found = Calls({}, calls.rows, calls.sketches, {}, calls.outer, calls.made, calls.head)
+    time, last = 0, -1
+    for key, call in calls.kept.items():
+        new: Call | None = call
+        if is_update(key):
+            new = None
+            if placed is not None and order is not None and (name := placed[key][0]) in order:
+                new = replace(call, key=(*key[:4], order[name] * placed[key][1] + key[4] % placed[key][1]))
+                local = key[4] // placed[key][1]
+                time, last = time + (local < last), local
+                found.updates[new.key] = time, order[name]
+        if new is None:
+            calls.outer[call.seq] = call.parent
+        else:
+            found.kept[new.key] = new
+            found.keys[new.seq] = new.key
+    return found
+
+
+def _placed(
+    calls: Calls, updates: Sequence[Call], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]] | None
+) -> dict[Key, tuple[str, int]] | None:
+    """Return the weight of each call, and how often its operator is called for one."""
+    often: dict[str, int] = {}
+    for call in updates:
+        often[call.key[3]] = often.get(call.key[3], 0) + 1
+    found = {}
+    for call in updates:
+        each, rest = divmod(often[call.key[3]], len(names))
+        if rest or not each:
+            return None
+        name = names[call.key[4] // each]
+        at = call.rows.get("output.0")
+        shape = None if at is None else calls.rows[at]["shape"]
+        if shapes is not None and shape and tuple(shape) != shapes[name]:
+            return None
+        found[call.key] = name, each
+    return found
