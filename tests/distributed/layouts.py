@@ -174,7 +174,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-FURTHER = ("pp", "pp-local", "cp", "zero1")
+FURTHER = ("pp-local", "cp", "zero1")
 """Layouts of `benchmarks/parallel_layouts.py`, of two layers here."""
 
 

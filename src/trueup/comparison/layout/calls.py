@@ -31,6 +31,9 @@ MACHINERY = ("fsdp.", "torch.distributed.", "c10d", "_c10d", "aten.")
 
 SCALING = frozenset({"div_", "mul_", "__itruediv__", "__imul__", "true_divide_", "divide_", "multiply_"})
 
+COPIES = frozenset({"clone", "contiguous"})
+"""What DTensor does to gradients beside the backward of recorded calls."""
+
 _INSIDE = re.compile(rf"(?:^|\.)(?:{'|'.join(WRAPPERS)})(?=\.|$)")
 
 
@@ -106,7 +109,9 @@ def calls_of(
         scope = rename(plain(first["scope"]))
         wraps = first["level"] == "module" and (op in WRAPPING or scope in partial)
         backward = min(backward, seq) if first["phase"] == "backward" else backward
-        serves = first["level"] != "module" and (_serves(first) or (seq > backward and _averages([rows[n] for n in held])))
+        serves = first["level"] != "module" and (
+            _serves(first) or _copies(first, found) or (seq > backward and _averages([rows[n] for n in held]))
+        )
         if parent in left_out or serves or first["phase"] == "collective" or wraps:
             if not wraps:
                 left_out.add(seq)
@@ -178,6 +183,12 @@ def in_passes(calls: Calls, passes: int, staged: bool) -> list[Calls]:
 
 def _serves(row: dict[str, Any]) -> bool:
     return bool(row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
+
+
+def _copies(row: Mapping[str, Any], found: Calls) -> bool:
+    """Tell whether a call of the backward copies a gradient, and is not the backward of a copy."""
+    forward = found.head.get(row["forward_seq"])
+    return row["phase"] == "backward" and row["op"].rpartition(".")[2] in COPIES and (forward is None or forward[2] != row["op"])
 
 
 def _averages(rows: Sequence[Mapping[str, Any]]) -> bool:

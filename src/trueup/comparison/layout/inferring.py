@@ -31,6 +31,10 @@ CLOSE, NEAR = 1e-2, 0.2
 is the other run's whole: sketches estimate distances to 18 %."""
 
 
+PACKS = (2, 3, 4)
+"""How many weights one may pack."""
+
+
 @dataclass(frozen=True)
 class Apart:
     """Ranks that do not hold what they should. ``kind``: ``replicas`` (they must be equal), ``unreduced`` (a partial sum is read as
@@ -113,7 +117,9 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         way = known[axis]
         return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
     if slot.fixed and whole is not None and (longer := _longer(piece, whole, size, False)) is not None:
-        return Way("sharded", longer)
+        way = _packed([held[rank] for rank in groups[0]], Way("sharded", longer), whole)
+        told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = way
+        return way
     if slot.fixed:
         of_model = axis not in told.data and whole is None  # a shard that nothing describes
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
@@ -122,7 +128,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
         return _of_loss(axis, groups, held, whole, told)
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
-        return Way("sharded", longer)
+        return _as_weight(axis, Way("sharded", longer), slot, piece, told)
     if whole is None and (alike := _alike(axis, slot, piece, told)) is not None:
         return alike
     if axis in told.data and piece.shape and (whole is None or whole.shape != piece.shape):
@@ -176,6 +182,27 @@ def _longer(piece: Piece, whole: Piece, size: int, data: bool) -> int | None:
     if len(found) > 1:
         found = found[:1] if data else found[-1:]
     return found[0] if found else None
+
+
+def _packed(pieces: Sequence[Piece], way: Way, whole: Piece) -> Way:
+    """Return the way in which pieces of a weight make the whole: one after the other, or, of a weight that packs several (gate and
+    up; queries, keys and values), each a piece of all of them."""
+    for split in (1, *PACKS):
+        one = way if split == 1 else replace(way, order="interleaved", split=split)
+        fits = all(not piece.shape[way.dim] % split for piece in pieces)
+        made = put_together(pieces, one) if fits else None
+        if made is not None and made.load is not None and whole.load is not None and _distance(made, whole) < NEAR:
+            return one
+    return way
+
+
+def _as_weight(axis: str, way: Way, slot: Slot, piece: Piece, told: Told) -> Way:
+    """Return how the features lie that a packed weight makes: as its rows."""
+    for name in slot.inputs:
+        its = told.ways.get((slot.key, name), {}).get(axis)
+        if its is not None and its.order == "interleaved" and its.dim == 0 and way.dim == len(piece.shape) - 1:
+            return replace(way, order=its.order, split=its.split)
+    return way
 
 
 def _of_gradient(axis: str, before: Way, told: Told) -> Way:

@@ -14,7 +14,7 @@ from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, i
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
 from trueup.comparison.layout.order import Made, Order, made_by
-from trueup.comparison.layout.pieces import AVERAGE, Array, Piece, Statistics, Way, put_together, scaled, way_in
+from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.updates import STEPPING, by_weight
 from trueup.foundation.kernels import digest, hexadecimal, summarize
@@ -29,6 +29,12 @@ ENOUGH = 64
 """Elements of a mask that are the same on two ranks: by chance that has a probability of 2**-64."""
 RARE = 0.02
 """Part of a mask that is kept, or dropped, below which two masks are much alike whatever drew them."""
+
+LOOKED_UP = ("input.0", "input.1")
+"""Of an embedding: the words, and the weight."""
+
+LEFT_OUT: dict[str, Any] = {}
+"""Of a slot that is no part of a whole: rows of a vocabulary that another rank holds, before they are masked and added up."""
 
 MISFIT = "misfit"  # kind of `Apart`: pieces of sizes that do not make a whole
 
@@ -118,6 +124,8 @@ class _Joining:
                         rows.append(row | self._named(first, call, name, row, silent, earlier))
                     continue
                 piece, told = self._slot(first, call, name, row, holders)
+                if told is LEFT_OUT:
+                    continue
                 if piece is not None:
                     slots[call.key, name] = piece
                 sketch = {"sketch": None if piece is None else piece.sketch}
@@ -199,6 +207,16 @@ class _Joining:
         if first is None or any(piece is None for piece in pieces.values()):
             return None, {}
         held = {one: piece for one, piece in pieces.items() if piece is not None}
+        known = self._recorded(call.key, name)
+        if MASKED in known.values():
+            if (masked := self._masked(call.key, held)) is None:
+                return None, LEFT_OUT
+            held, known = masked, {axis: Way("partial") if way == MASKED else way for axis, way in known.items()}
+        measured = [piece for piece in held.values() if piece.measured]
+        if measured and len(measured) < len(held):  # what a rank still waits for is not measured
+            if any(way.kind != "replicated" for way in known.values()) or set(known) != set(self._geometry.axes):
+                return None, _nothing()
+            held = dict.fromkeys(held, measured[0])
         self._told.shapes[call.key, name] = first.shape
         made = self._made(worker, row)
         number = self._order.number(worker // self._standing.passes, call.seq) or 0
@@ -212,7 +230,6 @@ class _Joining:
             tuple(self._inputs(call, name)),
             made,
         )
-        known = self._recorded(call.key, name)
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
         for axis in self._axes(known):
@@ -245,6 +262,19 @@ class _Joining:
         place = f"{number}-{name}"  # the bytes lie with another rank than the first
         self._loads[place] = piece.load
         return piece, {"payload_segment": JOINED, "payload_key": place, "payload_view": None}
+
+    def _masked(self, key: Key, held: Mapping[int, Piece]) -> dict[int, Piece] | None:
+        """Return the rows that ranks looked up, those of words that another rank holds as zeros; None where no bytes were kept."""
+        offset, found = 0, {}
+        for worker, piece in held.items():
+            rows = self._calls[worker].kept[key].rows
+            words, weight = (self._piece(worker, key, name) if name in rows else None for name in LOOKED_UP)
+            if words is None or words.load is None or weight is None or piece.load is None or len(self._told.sizes) > 1:
+                return None
+            load = functools.partial(_rows_of, piece.load, words.load, offset, offset + weight.shape[0])
+            found[worker] = Piece(piece.dtype, piece.shape, None, None, None, load, changed=True)
+            offset += weight.shape[0]
+        return found
 
     def _look_at_masks(self, slot: Slot) -> None:
         """Say where ranks that have different data dropped the same elements: that many do not agree by chance."""
@@ -368,6 +398,11 @@ class _Joining:
         shape = tuple(row["shape"])
         load = functools.partial(_bytes, self._capture, rank, row, shape) if row["payload_segment"] is not None else None
         return Piece(row["dtype"], shape, row["digest"], numbers, sketch, load)
+
+
+def _rows_of(load: Callable[[], Array], words: Callable[[], Array], first: int, end: int) -> Array:
+    looked_up = words()
+    return np.where(((looked_up >= first) & (looked_up < end))[..., None], load(), np.zeros(1, load().dtype))
 
 
 def _bytes(capture: Capture, rank: int, row: Mapping[str, Any], shape: tuple[int, ...]) -> Array:

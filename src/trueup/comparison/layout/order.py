@@ -70,7 +70,9 @@ class Order:
         self._sent: dict[tuple[str, str | None], list[tuple[int, Call, str]]] = {}
         first = min(calls)
         lists = {worker: [key for key in its.kept if key in makers] for worker, its in calls.items()}
-        if all(workers[0] == first for workers in makers.values()):
+        updates = {key: place for its in calls.values() for key, place in its.updates.items()}
+        places = [updates[key] for key in lists[first] if key in updates]
+        if all(workers[0] == first for workers in makers.values()) and places == sorted(places):
             self.keys = lists[first]
             self._merged = False
             return
@@ -79,7 +81,6 @@ class Order:
         self.keys = self._merge({w: held for w, held in lists.items() if w % passes == 0}, makers)
         seen = set(self.keys)
         self.keys += [key for key in dict.fromkeys(key for held in lists.values() for key in held) if key not in seen]
-        updates = {key: place for its in calls.values() for key, place in its.updates.items()}
         at = [n for n, key in enumerate(self.keys) if key in updates]
         for n, key in zip(at, sorted((self.keys[n] for n in at), key=lambda key: updates[key]), strict=True):
             self.keys[n] = key

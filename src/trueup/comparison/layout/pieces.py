@@ -46,7 +46,7 @@ class Way:
         return "a partial sum" if self.kind == "partial" else "replicated"
 
 
-REPLICATED = Way("replicated")
+REPLICATED, MASKED = Way("replicated"), Way("partial", reduce="masked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,11 @@ class Piece:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def measured(self) -> bool:
+        """Whether anything is known of its numbers."""
+        return self.digest is not None or self.numbers is not None
+
     def same(self, other: Piece) -> bool:
         """Tell whether two pieces hold the same numbers, as far as was recorded."""
         if self.shape != other.shape or self.dtype != other.dtype:
@@ -102,6 +107,8 @@ def way_in(text: Any) -> Way | None:
     kind, told = found[1], [part.strip() for part in found[2].split(",")] if found[2] else []
     if kind == "Replicate":
         return REPLICATED
+    if kind == "MaskPartial":
+        return MASKED
     if kind.endswith("Partial"):
         reduce = told[0].lower() if told and not told[0].isdigit() else SUM
         return Way("partial", reduce=reduce) if reduce in (SUM, AVERAGE) else None

@@ -105,7 +105,9 @@ def standing_of(capture: Capture, geometry: Geometry) -> Standing:
 
 def updates_of(standings: Sequence[Standing], captures: Sequence[Capture]) -> Updates:
     """Return how the updates of optimizers are numbered in two runs."""
-    lists = [names for one in standings for names in one.weights.values()]
+    # A run whose ranks all update the same weights has them in the order of the model.
+    ordered = sorted(standings, key=lambda one: len(set(one.weights.values())))
+    lists = [names for one in ordered for names in one.weights.values()]
     if len(set(lists)) <= 1:
         return ()
     if None in lists or len(standings[0].weights) == 0:
