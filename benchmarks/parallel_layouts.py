@@ -647,12 +647,14 @@ class Zero3(Zero2):
         with torch.no_grad():
             for parameter in module.parameters(recurse=False):
                 whole = gathered(parameter.ds_tensor.detach(), 0)[: parameter.ds_numel]
-                parameter.data.copy_(whole.view(parameter.ds_shape))
+                parameter.data = whole.view(parameter.ds_shape).clone()
 
     def step(self, words: Tensor) -> None:
         for parameter in self.held:
             parameter.grad = None
         Run.step(self, words)
+        for parameter in self.held:  # freed, as between the steps of DeepSpeed
+            parameter.grad, parameter.data = None, parameter.data.new_empty(0)
 
     def reduce(self) -> None:
         for parameter, piece in zip(self.held, self.pieces, strict=True):

@@ -128,19 +128,9 @@ class Nursery:
 
 @contextmanager
 def nursery() -> Iterator[Nursery]:
-<<<<<<< HEAD
     """Fork the process for this worker, and end the fork with all its children."""
     link = _connected()
     started = Nursery(link)
-=======
-    """Start the process, and end it with all its children."""
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent / "benchmarks"), environment()["PYTHONPATH"]])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment(PYTHONPATH=path), start_new_session=True,
-    )  # fmt: skip
-    started = Nursery(process)
->>>>>>> a5cc8c13 (Layouts: stages, micro-batches, zigzag sequences and ZeRO 1 are joined)
     try:
         yield started
     finally:
@@ -160,7 +150,7 @@ def _connected() -> socket.socket:
             link.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
-            folders = os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]])
+            folders = os.pathsep.join([str(TESTS), str(TESTS.parent / "benchmarks"), environment()["PYTHONPATH"]])
             subprocess.Popen(
                 [sys.executable, "-m", "nursery", str(path), str(tests)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env=environment(PYTHONPATH=folders), start_new_session=True,

@@ -31,6 +31,9 @@ MACHINERY = ("fsdp.", "torch.distributed.", "c10d", "_c10d", "aten.")
 
 SCALING = frozenset({"div_", "mul_", "__itruediv__", "__imul__", "true_divide_", "divide_", "multiply_"})
 
+SORTING = frozenset({"argsort", "sort"})
+MOVING = SORTING | {"cat", "concat", "index_select", "gather", "take_along_dim", "bincount", "repeat_interleave"}
+
 COPIES = frozenset({"clone", "contiguous"})
 """What DTensor does to gradients beside the backward of recorded calls."""
 
@@ -102,6 +105,7 @@ def calls_of(
 
     for n, row in enumerate(rows):
         calls.setdefault(row["seq"], []).append(n)
+    sorting = {row["scope"] for row in rows if row["level"] == "api" and row["op"].rpartition(".")[2] in SORTING}
     for seq, held in calls.items():
         first = rows[held[0]]
         found.head[seq] = first["level"], first["scope"], first["op"]
@@ -110,7 +114,10 @@ def calls_of(
         wraps = first["level"] == "module" and (op in WRAPPING or scope in partial)
         backward = min(backward, seq) if first["phase"] == "backward" else backward
         serves = first["level"] != "module" and (
-            _serves(first) or _copies(first, found) or (seq > backward and _averages([rows[n] for n in held]))
+            _serves(first)
+            or _moves(first, sorting)
+            or _copies(first, found)
+            or (seq > backward and _averages([rows[n] for n in held]))
         )
         if parent in left_out or serves or first["phase"] == "collective" or wraps:
             if not wraps:
@@ -183,6 +190,12 @@ def in_passes(calls: Calls, passes: int, staged: bool) -> list[Calls]:
 
 def _serves(row: dict[str, Any]) -> bool:
     return bool(row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
+
+
+def _moves(row: Mapping[str, Any], sorting: Collection[str]) -> bool:
+    """Tell whether a call only moves rows in a module that sorts them (tokens by their expert): each layout has other places for
+    them, and what is computed from them shows whether they came to the right one."""
+    return row["scope"] in sorting and row["op"].rpartition(".")[2] in MOVING
 
 
 def _copies(row: Mapping[str, Any], found: Calls) -> bool:

@@ -113,7 +113,7 @@ def _other_work(mine: tuple[Work, Work], its: tuple[Work, Work]) -> bool:
         given = one.given, other.given
         if None not in given and given[0] != given[1] and math.prod(given[0] or ()) == math.prod(given[1] or ()):
             return True
-        if one.stepped and other.stepped and _flat(one) != _flat(other):
+        if one.stepped and other.stepped and one.stepped != other.stepped and (_flat(one) or _flat(other)):
             return True
     return False
 

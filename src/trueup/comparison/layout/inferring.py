@@ -65,6 +65,7 @@ class Told:
     placed: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how a DTensor of these lies
     shapes: dict[tuple[Key, str], tuple[int, ...]] = field(default_factory=dict)  # of one rank's
     apart: list[Apart] = field(default_factory=list)
+    flat: frozenset[str] = frozenset()  # slots of optimizers that are flat pieces of weights
     sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis that cuts sequences: length of a piece, its way
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
 
@@ -110,6 +111,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     piece, size = held[groups[0][0]], len(groups[0])
     if whole is not None and axis not in told.data:
         whole = _of_one_batch(whole, piece, told)
+    if axis in told.data and not slot.fixed and not slot.backward and whole is not None and _adds_up(groups, held, whole):
+        return Way("sharded", 0)
     if not varies:
         longer = None if whole is None else _longer(piece, whole, size, axis in told.data)
         return REPLICATED if longer is None else Way("sharded", longer)
@@ -120,6 +123,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         way = _packed([held[rank] for rank in groups[0]], Way("sharded", longer), whole)
         told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = way
         return way
+    if slot.key[0] == "optimizer" and slot.name in told.flat:
+        return Way("sharded", 0)
     if slot.fixed:
         of_model = axis not in told.data and whole is None  # a shard that nothing describes
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
@@ -159,6 +164,17 @@ def _of_sequence(
     if dim is None:
         return _unknown(axis, groups, slot, held, told) if varies else REPLICATED
     return replace(order, dim=dim, outer=max(1, piece.shape[dim] // length))
+
+
+def _adds_up(groups: Sequence[Sequence[int]], held: Mapping[int, Piece], whole: Piece) -> bool:
+    """Tell whether ranks hold different numbers of rows that are those of the whole together: tokens of an expert."""
+    shapes = [[held[rank].shape for rank in group] for group in groups]
+    return all(
+        len(set(some)) > 1
+        and all(shape[1:] == whole.shape[1:] and len(shape) == len(whole.shape) > 0 for shape in some)
+        and sum(shape[0] for shape in some) == whole.shape[0]
+        for some in shapes
+    )
 
 
 def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:

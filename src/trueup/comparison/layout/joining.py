@@ -16,7 +16,8 @@ from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_alon
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
-from trueup.comparison.layout.updates import STEPPING, by_weight
+from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in
+from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
 from trueup.foundation.store import Capture, table
@@ -97,6 +98,11 @@ class _Joining:
             for number, one in enumerate(in_passes(read, standing.passes, bool(standing.stages))):
                 self._calls[rank * standing.passes + number] = one
         self._workers = sorted(self._calls)
+        sizes = dict(standing.sizes) | {
+            path(key[2], name[6:]): one.numel for (key, name), one in told.other.items() if name.startswith("param.")
+        }
+        manifest = capture.ranks[min(capture.ranks)]
+        self._told.flat = flat_in(self._calls[self._workers[0]], len(standing.ranks.coordinates), manifest, sizes)
         self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}
@@ -212,6 +218,9 @@ class _Joining:
             if (masked := self._masked(call.key, held)) is None:
                 return None, LEFT_OUT
             held, known = masked, {axis: Way("partial") if way == MASKED else way for axis, way in known.items()}
+        its_whole = self._told.other.get((call.key, name))
+        if name.startswith("param.") and not first.numel and its_whole is not None and its_whole.numel:
+            return None, LEFT_OUT  # let go of, and gathered once the module runs (ZeRO 3)
         measured = [piece for piece in held.values() if piece.measured]
         if measured and len(measured) < len(held):  # what a rank still waits for is not measured
             if any(way.kind != "replicated" for way in known.values()) or set(known) != set(self._geometry.axes):

@@ -23,7 +23,7 @@ import numpy as np
 from trueup.comparison.layout.calls import Calls, calls_of, plain, tops, trained
 from trueup.comparison.layout.geometry import Geometry
 from trueup.comparison.layout.pieces import Array, Way, in_order
-from trueup.comparison.layout.updates import shapes_of, tied_in, weights_of
+from trueup.comparison.layout.updates import flat_in, shapes_of, tied_in, weights_of
 from trueup.foundation.facts.operators import has
 from trueup.foundation.store import Capture
 
@@ -53,6 +53,8 @@ class Standing:
     sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis: places of one rank, and how they lie
     partial: frozenset[str] = frozenset()  # scopes of modules that stages share
     renames: Mapping[int, Renames] = field(default_factory=dict)  # by rank
+    flat: bool = False  # whether optimizers step flat buffers
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of weights that a rank holds in the first step
     weights: Mapping[int, tuple[str, ...] | None] = field(default_factory=dict)  # by rank: what its optimizer updates, in order
 
 
@@ -99,8 +101,11 @@ def standing_of(capture: Capture, geometry: Geometry) -> Standing:
     if passes > 1:
         places = {rank * passes + n: (*place, n) for rank, place in geometry.coordinates.items() for n in range(passes)}
         workers, data = Geometry((*geometry.axes, MICRO), places), data | {MICRO}
+    sizes = {name: math.prod(shape) for name, shape in shapes_of(read[min(read)]).items()}
+    first = min(read)
+    flat = bool(flat_in(read[first], len(read), capture.ranks[first], {}))
     weights = {rank: _updated(read[rank], capture.ranks[rank], renames[rank]) for rank in geometry.coordinates}
-    return Standing(geometry, workers, passes, data, stages, sequence, partial, renames, weights)
+    return Standing(geometry, workers, passes, data, stages, sequence, partial, renames, flat, sizes, weights)
 
 
 def updates_of(standings: Sequence[Standing], captures: Sequence[Capture]) -> Updates:
@@ -108,10 +113,11 @@ def updates_of(standings: Sequence[Standing], captures: Sequence[Capture]) -> Up
     # A run whose ranks all update the same weights has them in the order of the model.
     ordered = sorted(standings, key=lambda one: len(set(one.weights.values())))
     lists = [names for one in ordered for names in one.weights.values()]
-    if len(set(lists)) <= 1:
-        return ()
-    if None in lists or len(standings[0].weights) == 0:
+    if any(one.flat for one in standings):
         return None
+    if len(set(lists)) <= 1 or None in lists:
+        others = any(one.stages or len(set(one.weights.values())) > 1 for one in standings)
+        return None if others and None in lists else ()
     tied = tied_of(captures)
     order: dict[str, int] = {}
     for names in lists:

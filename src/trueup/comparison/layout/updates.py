@@ -7,6 +7,8 @@ times a weight the ``k``-th call updates the weight ``k // m``; the shapes of it
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 from trueup.comparison.layout.calls import Call, Calls, Key, plain
 from trueup.foundation.frameworks.trees import TIED, path
 from trueup.foundation.settings import held_by, list_of, modules_of, names_held
+
+PADDING = 2
+"""Elements a rank by which flat buffers are longer than what they hold (DeepSpeed: nccl_start_alignment_factor)."""
 
 STEPPING = ("torch.optim.", "torch.distributed.optim.")
 """How the names of optimizers' steps begin."""
@@ -38,6 +43,27 @@ def weights_of(calls: Calls, manifest: Mapping[str, Any], shapes: Mapping[str, t
     if not names or any(name not in shapes for name in names) or _placed(calls, updates, names, shapes) is None:
         return None
     return tuple(names)
+
+
+_FLAT = re.compile(r"(?:input|output)\.group\d+\.\d+(?:\.grad)?")
+
+
+def flat_in(calls: Calls, ranks: int, manifest: Mapping[str, Any], other: Mapping[str, int]) -> frozenset[str]:
+    """Return the slots of an optimizer's step that are flat pieces of the model's weights.
+
+    Of each weight one (ZeRO 3), or of all of them together (ZeRO 1 and 2), as their lengths on all ranks say, padding aside.
+    ``other``: how many elements weights have that are let go of in this step."""
+    steps = [call for key, call in calls.kept.items() if key[0] == "optimizer" and key[1] == "api" and key[3].startswith(STEPPING)]
+    held = {
+        name: shape[0] * ranks
+        for call in steps for name, at in call.rows.items()
+        if _FLAT.fullmatch(name) and len(shape := calls.rows[at]["shape"] or []) == 1
+    }  # fmt: skip
+    tied = tied_in(manifest)
+    weights = {name: math.prod(shape) or other.get(name, 0) for name, shape in shapes_of(calls).items() if name not in tied}
+    each = all(any(0 <= length - size < PADDING * ranks for size in weights.values()) for length in held.values())
+    together = 0 <= sum(held.values()) - sum(weights.values()) < PADDING * ranks * max(1, len(held))
+    return frozenset(held) if held and weights and (each or together) else frozenset()
 
 
 def shapes_of(calls: Calls) -> dict[str, tuple[int, ...]]:
