@@ -338,9 +338,7 @@ class Explanation:
             exponential = self.factor * np.maximum(worst, apart)
             others = np.where(product.is_added(join), repeated, 0.0)  # a bias, repeated for every row
             bilinear = self.factor * (product.relative * product.scale + join.sum(others) / norm)
-            by_kind = {
-                "linear": linear, "accumulate": accumulated, "sum": added, "exponential": exponential, "bilinear": bilinear,
-            }  # fmt: skip
+            by_kind = {"linear": linear, "accumulate": accumulated, "sum": added, "exponential": exponential, "bilinear": bilinear}
             for kind, found in by_kind.items():
                 carried = np.where(self._is(kind, kinds), found, carried)
         discrete = self.outputs.roundoff == 0  # an index or a mask flips where two numbers nearly tie, too

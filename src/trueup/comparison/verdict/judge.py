@@ -70,14 +70,11 @@ class _Granted:
 
 class _Judge:
     def __init__(self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, explain: bool) -> None:
-        self.explain = explain
-        self.errors, self.criterion, self.precision, self.yardstick = errors, criterion, precision, yardstick
+        self.errors, self.criterion, self.precision, self.yardstick, self.explain = errors, criterion, precision, yardstick, explain
         self.baseline, self.candidate = errors.streams
         self.names = self.baseline.names
-        self.count = len(errors.calls[0])
-        self.calls = errors.calls[1]
-        self.relative = errors.relative
-        self.known = known_differences(errors)
+        self.count, self.calls = len(errors.calls[0]), errors.calls[1]
+        self.relative, self.known = errors.relative, known_differences(errors)
         self.applied: Applied | None = None
         self.untold = 0
         self.rows = self._rows()
@@ -105,23 +102,10 @@ class _Judge:
         elif not self.explain:
             granted = _Granted(nothing, nothing, nothing, nothing, undecided)
         else:
-            budget = self._explain(owner[is_float], entry[is_float], outputs)
-            rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
-            own, expected = np.hypot(budget.own, rounded), budget.expected + rounded + apart
-            granted = _Granted(relative[outputs], own, expected, budget.declared, undecided)
-            self._by_elements(owner, entry, outputs, discrete | unmeasured, np.maximum(errors.unit[outputs], budget.unit), granted)
-            self._by_direction(outputs, budget, granted)
-            updates = self.criterion.row(STEP, "module", "optimizer")
-            granted.own, granted.expected = explain_updates(errors, outputs, granted.own, granted.expected, updates)
-            signs = np.array([row.carry == "sign" for row in self.criterion.rows])[self.rows]
-            explain_signs(errors, outputs, error_in, signs, granted.expected)
-            granted.expected = np.maximum(granted.expected, self.known[outputs])
-            self._by_yardstick(outputs, granted)
-            granted.declared = np.where(granted.decided < REPEATS, granted.declared, 0.0)
-        relative = granted.error
-        pair = errors.pair[outputs]
-        incomparable = self._not_compared()
-        incomparable |= dict.fromkeys(errors.pair[open_].tolist(), Reason(Why.UNRECORDED, (self.criterion.name,)))
+            granted = self._granted(owner, entry, outputs, discrete | unmeasured, error_in)
+        relative, pair = granted.error, errors.pair[outputs]
+        unrecorded = Reason(Why.UNRECORDED, (self.criterion.name,))
+        incomparable = self._not_compared() | dict.fromkeys(errors.pair[open_].tolist(), unrecorded)
         ties, open_choices = self._ties(outputs)
         granted.expected[ties] = np.inf
         incomparable |= open_choices
@@ -149,6 +133,24 @@ class _Judge:
         found.role = _roles(found)
         found.outlier = self._outliers(found.ratio)
         return found
+
+    def _granted(self, owner: Numbers, entry: Numbers, outputs: Numbers, unsure: Array, error_in: Array) -> _Granted:
+        errors = self.errors
+        is_float = errors.roundoffs[0][entry] > 0
+        budget = self._explain(owner[is_float], entry[is_float], outputs)
+        rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
+        own, expected = np.hypot(budget.own, rounded), budget.expected + rounded + apart
+        granted = _Granted(self.relative[outputs], own, expected, budget.declared, np.zeros(len(outputs), np.int8))
+        self._by_elements(owner, entry, outputs, unsure, np.maximum(errors.unit[outputs], budget.unit), granted)
+        self._by_direction(outputs, budget, granted)
+        updates = self.criterion.row(STEP, "module", "optimizer")
+        granted.own, granted.expected = explain_updates(errors, outputs, granted.own, granted.expected, updates)
+        signs = np.array([row.carry == "sign" for row in self.criterion.rows])[self.rows]
+        explain_signs(errors, outputs, error_in, signs, granted.expected)
+        granted.expected = np.maximum(granted.expected, self.known[outputs])
+        self._by_yardstick(outputs, granted)
+        granted.declared = np.where(granted.decided < REPEATS, granted.declared, 0.0)
+        return granted
 
     def _rows(self) -> Numbers:
         firsts, kind = self.candidate.kinds
