@@ -12,6 +12,8 @@ import trueup
 import zoo
 from trueup import simdev
 
+MODELS = ("bert", "gpt2-eager", "vit")
+
 
 def run(model: str, device: str, into: Path) -> None:
     training = zoo.build(model, device)
@@ -27,23 +29,28 @@ def run(model: str, device: str, into: Path) -> None:
             training.step()
 
 
-@pytest.mark.parametrize("model", ["bert", "gpt2-eager", "vit"])
-def test_autocast_on_a_healthy_device_is_aligned(model: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the runs on the CPU, by model."""
     torch.set_num_threads(1)
     simdev.install()
-    for device in ("cpu", "npu"):
-        run(model, device, tmp_path / device)
+    folder = tmp_path_factory.mktemp("cpu")
+    for model in MODELS:
+        run(model, "cpu", folder / model)
+    return folder
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_autocast_on_a_healthy_device_is_aligned(model: str, baselines: Path, tmp_path: Path) -> None:
+    run(model, "npu", tmp_path / "npu")
     for level in (None, ["module", "api"]):
-        result = trueup.compare(tmp_path / "cpu", tmp_path / "npu", level=level)
+        result = trueup.compare(baselines / model, tmp_path / "npu", level=level)
         assert result.verdict == "aligned", (level, result.sentence)
 
 
-def test_a_fault_under_autocast_is_found(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    simdev.install()
-    run("bert", "cpu", tmp_path / "cpu")
+def test_a_fault_under_autocast_is_found(baselines: Path, tmp_path: Path) -> None:
     with simdev.inject("layer-norm-epsilon"):
         run("bert", "npu", tmp_path / "npu")
-    culprit = trueup.compare(tmp_path / "cpu", tmp_path / "npu").culprit
+    culprit = trueup.compare(baselines / "bert", tmp_path / "npu").culprit
     assert culprit is not None
     assert (culprit.phase, culprit.op) == ("forward", "aten::native_layer_norm")

@@ -17,9 +17,11 @@ import trueup
 from end_to_end.executing import lines_of, wrong
 from nursery import Nursery
 from readers import writers
+from trueup.doors.cli import main
 from trueup.doors.report.document import schema
 
 ROOT = Path(__file__).parents[2]
+COMPARE = "compare runs/cpu runs/npu -o report"
 NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarning"
 
 Run = subprocess.CompletedProcess[str]
@@ -56,7 +58,8 @@ def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(runs: Path) -> tuple[Run, Path]:
-    return trueup_("compare", runs / "cpu", runs / "npu", "-o", runs / "report"), runs / "report"
+    """Compare as the first line after the captures does, which is the same on all pages."""
+    return trueup_(*COMPARE.split(), cwd=runs.parent), runs.parent / "report"
 
 
 def test_the_broken_operator_is_named_first(compared: tuple[Run, Path]) -> None:
@@ -124,12 +127,16 @@ def test_a_healthy_accelerator_is_aligned(runs: Path) -> None:
     ],
     ids=["all", "tree", "scope", "op", "tensor"],
 )
-def test_show(runs: Path, options: list[str], expected: str) -> None:
-    run = trueup_("show", runs / "npu", *options)
-    assert (run.returncode, run.stderr) == (0, ""), run.stderr
-    assert expected in run.stdout
+def test_show(
+    runs: Path, options: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, said = main(["show", str(runs / "npu"), *options]), capsys.readouterr()
+    assert (code, said.err) == (0, "")
+    assert expected in said.out
 
 
+@pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("page", ["README.md", "examples/centernet/README.md", "docs/export-metrics.md"])
 def test_the_other_commands_of_a_page(
     page: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -138,9 +145,5 @@ def test_the_other_commands_of_a_page(
     if not Path("dump_npu").exists():
         writers.padiff(Path("dump_npu"))
     lines = [line for line in lines_of(ROOT / page) if not line.startswith("capture")]
-    assert lines
-    if page != "README.md":
-        assert "compare runs/cpu runs/npu -o" in lines[0]
-        lines = lines[1:]  # it is the README's
-        assert (runs.parent / "report/index.html").is_file() or not lines
-    assert "\n".join(filter(None, [wrong(line, capsys) for line in lines])) == ""
+    assert lines[0].startswith(COMPARE)  # which `compared` ran
+    assert "\n".join(filter(None, [wrong(line, capsys) for line in lines[1:]])) == ""
