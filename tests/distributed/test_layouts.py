@@ -15,7 +15,8 @@ from trueup.doors.cli.app import run as run_command_line
 from .layouts import LAYOUTS, train
 from .running import joined
 
-PAIRS = [*(("one", layout) for layout in LAYOUTS), ("tp", "one"), ("fsdp", "tp"), ("ddp", "fsdp"), ("hand", "ddp")]
+OTHERS = [layout for layout in LAYOUTS if layout != "tp"]  # of that docs/layouts.md has the command
+PAIRS = [*(("one", layout) for layout in OTHERS), ("tp", "one"), ("fsdp", "tp"), ("ddp", "fsdp"), ("hand", "ddp")]
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +88,12 @@ def test_faults(runs: Path, fault: str, cause: str) -> None:
     result = compare(runs / "one", runs / fault)
     assert result.verdict == "deviates"
     assert cause in result.culprits[0].cause, result.sentence
+
+
+def test_the_command_of_the_page(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from end_to_end.executing import lines_of, wrong
+    from test_documentation import ROOT
+
+    monkeypatch.chdir(runs.parent)
+    (line,) = lines_of(ROOT / "docs/layouts.md")
+    assert wrong(line.replace("runs/", f"{runs.name}/"), capsys, (0,)) == ""
