@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from trueup.doors.cli.app import COMMANDS, app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 _spec = importlib.util.spec_from_file_location("site_of_docs", ROOT / "tools/site.py")
 assert _spec is not None
 assert _spec.loader is not None
