@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from test_documentation import ROOT
 from trueup.doors.cli import loading
 from trueup.doors.cli.app import COMMANDS
+from verdict.captures import Recording
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 HEAVY = (*FRAMEWORKS, "numpy", "pyarrow", "pandas", "bokeh", "duckdb", "jinja2")
@@ -33,6 +37,36 @@ HELP = "sys.argv[1:] = ['--help']; from trueup.doors.cli import main; main()"
 
 def test_help_imports_nothing_heavy() -> None:
     assert not imported(HELP) & set(HEAVY)
+
+
+def test_what_the_readme_takes_out_of_arrow_is_never_missed(tmp_path: Path) -> None:
+    """Its command is executed over a copy; a comparison then reads, judges and writes."""
+    import pyarrow
+
+    (remove,) = [line[2:] for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("$ rm -rf include")]
+    arrow = Path(shutil.copytree(Path(pyarrow.__file__).parent, tmp_path / "pyarrow", copy_function=linked))
+    before = sum(file.stat().st_size for file in arrow.rglob("*"))
+    subprocess.run(["sh", "-c", remove], cwd=arrow, check=True)
+    assert before - sum(file.stat().st_size for file in arrow.rglob("*")) > 50e6
+    run = Recording()
+    run.call("aten::neg", [np.ones(4)], [-np.ones(4)])
+    run.write(tmp_path / "run")
+    code = "import pyarrow, sys; from trueup.doors.cli import main; print(pyarrow.__file__); sys.exit(main(sys.argv[1:]))"
+    words = ["compare", "run", "run", "-o", "report", "--csv", "rows.csv"]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"{arrow / '__init__.py'}\nALIGNED")
+
+
+def linked(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # the temporary folder is on another disk
+        shutil.copy2(source, target)
+    return target
 
 
 @pytest.mark.parametrize(
