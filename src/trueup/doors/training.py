@@ -182,8 +182,8 @@ def monitor(
         digests: steps between digests of the parameters, where there are several ranks; 0: none.
         ranks: ranks that monitor; None: all.
         alerts: look for spikes, drift, frozen and vanishing layers, ranks that part.
-        on_alert: one or more of ``message``, ``stop`` (by `WatchStopped`, exit code 3) and ``capture`` (the next step, at full
-        detail). command: run with each alert as JSON on its standard input; no shell.
+        on_alert: one or more of ``message``, ``stop`` (by `WatchStopped`, exit code 3) and ``capture`` (the next step in detail).
+        command: run with each alert as JSON on its standard input; no shell.
         step: number of the first step; None: 0, or where an earlier monitor's series end, as the optimizer's state says.
 
     Raises:
