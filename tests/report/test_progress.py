@@ -4,6 +4,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import select
 import struct
 import termios
@@ -173,11 +174,12 @@ def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: py
                 patch.setenv(TALLIES, str(folder))
                 patch.setattr("os.getpid", lambda process=process: process)
                 run.write(tmp_path / f"run-{process}")
-        while not heard or not heard[-1].detail.startswith("8 rows, 0.0 MB written"):
+        while not heard or not heard[-1].detail.startswith("8 rows, "):
             time.sleep(0.01)
         files = [path for path in tmp_path.glob("run-*/rank-*/step-*/records-*") if path.is_file()]
         assert read_written(folder)[:2] == (3, 8)
         assert 0 < read_written(folder)[2] <= sum(path.stat().st_size for path in files)
+    assert re.fullmatch(r"8 rows, \d+\.\d kB written, [\d.,]+ [kM]B/s", heard[-1].detail)
     assert (heard[-1].doing, heard[-1].kind, heard[-1].done, heard[-1].total) == ("healing, run-2", "steps", 3, 3)
     assert not folder.exists()
 

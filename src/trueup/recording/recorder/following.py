@@ -42,6 +42,9 @@ def _follow(folder: Path, ended: Event, doing: str, most: int | None) -> None:
     while not ended.wait(EVERY):
         steps, rows, size = read_written(folder)
         if rows:
-            rate = size / 1e6 / max(time.monotonic() - began, 1e-9)
-            speed = f"{rate:,.1f} MB/s" if rate >= 0.1 else f"{rate * 1e3:,.0f} kB/s"
-            advance(doing, "steps", steps, most, f"{counted(rows, 'row')}, {size / 1e6:,.1f} MB written, {speed}")
+            rate = size / max(time.monotonic() - began, 1e-9)
+            advance(doing, "steps", steps, most, f"{counted(rows, 'row')}, {_sized(size)} written, {_sized(rate)}/s")
+
+
+def _sized(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
