@@ -53,7 +53,7 @@ ADAPTERS = (
     ),
     Adapter(
         "tensorflow", "TensorFlow", models="keras.src.layers.layer.Layer", levels=("module", "api"), page="docs/tensorflow.md",
-        lacks=("policy", "compile", "shadow", "inputs_from", "monitor"),
+        lacks=("policy", "compile", "shadow", "inputs_from"),
     ),
 )  # fmt: skip
 """In the order in which they are asked: where several frameworks are imported and no model tells, the first is meant."""

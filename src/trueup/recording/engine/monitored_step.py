@@ -210,11 +210,11 @@ class StepProbe(ABC):
             plan.updates(self, optimizer, self._copies)
         self._copies = []
 
-    def end(self, optimizer: Any, *, skipped: bool = False, scaler: Any = None) -> None:
+    def end(self, optimizer: Any, *, skipped: Any = False, scaler: Any = None) -> None:
         """End the step, if it is the optimizer that does: the first one of the training."""
         known = self._primary() if self._primary is not None else None
         first = known is None or known is optimizer
-        if first and self._listener.paused:
+        if first and self.idle:
             self._forget()
             self._primary = weakref.ref(optimizer)
             self._listener.ended([])
@@ -234,7 +234,12 @@ class StepProbe(ABC):
             self.add([scale], lambda got: [(SCALE, got)], sampled=False)
         self.finish()
 
-    def skipped(self, skipped: bool) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be taken now."""
+        return self._listener.paused
+
+    def skipped(self, skipped: Any) -> None:
         """Say whether loss scaling skipped the step."""
         self._host.append((SKIPPED, np.array([float(skipped)])))
 
@@ -334,7 +339,7 @@ class Plan:
             dots, agree, of_gradients, of_momenta = got.reshape(4, -1)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 size = self._of_layers(of_gradients) * self._of_layers(of_momenta)
-                cosine = np.where(size > 0, self._sums(dots) / size, np.nan)
+                cosine = np.where(size > 0, self._sums(dots) / size, 0.0)  # a zero has no direction
                 shares = (1 + self._sums(agree) / sizes) / 2
             return [(self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares)]
 

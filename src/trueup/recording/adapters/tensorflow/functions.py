@@ -288,7 +288,7 @@ class Functions:
         return [
             Around(polymorphic_function.Function, "__call__", self._called),
             Around(structured_function.StructuredFunctionWrapper, "__init__", self._untapped),
-            Around(auto_control_deps, "op_is_stateful", _unordered),
+            Around(auto_control_deps, "op_is_stateful", unordered),
             Around(func_graph, "func_graph_from_py_func", self._built),
             Around(atomic_function, "from_func_graph", self._made),
         ]
@@ -387,6 +387,6 @@ class Functions:
             state.untapped -= 1
 
 
-def _unordered(original: Callable[[Any], bool], op: Any) -> bool:
+def unordered(original: Callable[[Any], bool], op: Any) -> bool:
     """Keep TensorFlow from ordering operations by a tap: they would wait for one another, or for themselves."""
     return NAME not in op.name.rpartition("/")[2] and original(op)

@@ -179,7 +179,7 @@ def layer_calls(session: SessionCore, kind: Any) -> Replacement:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
             state = session.threads.state
-            if state.busy or not (session.counts and state.known) or _symbolic(args, kwargs):
+            if state.busy or not (session.counts and state.known) or symbolic(args, kwargs):
                 return original(layer, *args, **kwargs)
             graph = session.graph_here()
             if graph is None and not state.modules:
@@ -193,7 +193,7 @@ def layer_calls(session: SessionCore, kind: Any) -> Replacement:
     return Replacement(kind, "__call__", make)
 
 
-def _symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether an argument is a symbol of which Keras builds a model."""
     return any(type(value).__name__ == "KerasTensor" for value in tf.nest.flatten((args, kwargs)))
 
@@ -353,12 +353,7 @@ class Session(SessionCore):
         return rank_and_world()
 
     def describe(self) -> dict[str, Any]:
-        seed = context.global_seed()
-        return environment.described(
-            "tensorflow", tf.__version__, list(self.slots.devices), rank_and_world(),
-            seeds={} if seed is None else {"tensorflow": int(seed)}, switches=switches(),
-            libraries=("numpy", "keras", "npu_device", "horovod", "tensorflow_addons"),
-        )  # fmt: skip
+        return described(list(self.slots.devices))
 
 
 running: Running[Session] = running_of("tensorflow")
@@ -439,3 +434,13 @@ def switches() -> dict[str, str]:
     with suppress(Exception):  # likewise
         found |= {f"optimizer.{name}": value for name, value in tf.config.optimizer.get_experimental_options().items()}
     return {k: str(v) for k, v in found.items()}
+
+
+def described(devices: list[str]) -> dict[str, Any]:
+    """Describe this process for its rank's manifest."""
+    seed = context.global_seed()
+    return environment.described(
+        "tensorflow", tf.__version__, devices, rank_and_world(),
+        seeds={} if seed is None else {"tensorflow": int(seed)}, switches=switches(),
+        libraries=("numpy", "keras", "npu_device", "horovod", "tensorflow_addons"),
+    )  # fmt: skip
