@@ -48,6 +48,7 @@ def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatc
     assert read.column(0, "digest/0.weight")[[0, 2]].tolist() == read.column(1, "digest/0.weight")[[0, 2]].tolist()
     assert read.column(0, "gradient_norm/2").tolist() == read.column(1, "gradient_norm/2").tolist()
     assert read.column(0, "local_gradient_norm/2")[0] != read.column(1, "local_gradient_norm/2")[0]
+    assert read.column(0, "samples").tolist() == [3] * 4
     assert '"ranks": 2' in Path("found.json").read_text()
 
 

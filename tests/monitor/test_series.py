@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import trueup
 from trueup.analysis.monitor.comparing import compare_series
+from trueup.analysis.monitor.joining import Joined
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_json
@@ -126,3 +128,40 @@ def test_curves_read_a_monitor(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     found = trueup.curves([write(tmp_path / "a", healthy())], [write(tmp_path / "b", healthy())], "gradient_norm/b")
     assert found.word == "equivalent"
+
+
+def ranks(path: Path, count: int, seed: int = 0, *, odd: float = 1.0, factor: float = 1.0) -> Path:
+    """Write a run on some ranks, each with its share of the tokens and its own noise; ``odd``: a factor of the last rank."""
+    names = ("loss", "tokens", "activation_max/a", "digest/a")
+    for rank in range(count):
+        values = healthy(seed + 7 * rank, 200) * (odd if rank == count - 1 else 1.0)
+        values[:, 2] *= factor
+        rows = np.column_stack([values[:, 0], np.full(200, 12 / count), values[:, 2], values[:, 1]])
+        write(path, rows, rank=rank, world=count, names=names)
+    return path
+
+
+def test_ranks_are_joined_where_the_runs_have_other_numbers_of_them(tmp_path: Path) -> None:
+    two, three = ranks(tmp_path / "2", 2), ranks(tmp_path / "3", 3)
+    held = Joined(SeriesReader(three))
+    alone = [SeriesReader(three).column(rank, "activation_max/a") for rank in range(3)]
+    assert held.column(0, "activation_max/a").tolist() == np.max(alone, axis=0).tolist()
+    assert (held.names(0), held.column(0, "tokens").tolist()) == (["loss", "tokens", "activation_max/a"], [12.0] * 200)
+    found = trueup.compare(two, three)
+    assert (found.verdict, found.exit_code) == ("aligned", 0)
+    assert "2 and 3 ranks: each series is joined over the ranks (mean, largest or sum), digests are left out" in found.notes
+    left = trueup.compare(two, ranks(tmp_path / "c", 3, factor=2.0))
+    assert left.sentence.startswith("DEVIATES  first series to leave: activation_max of a, step 0")
+
+
+def test_show_names_the_odd_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    ranks(Path("m"), 3, odd=4.0)
+    assert main(["show", "m", "--scope", "loss", "--json", "found.json"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("m  unknown framework, 3 ranks, 200 steps (0 to 199), 1 series of a monitor")
+    row = json.loads(Path("found.json").read_text())["series"][0]
+    assert (row["series"], row["taken"], row["odd"]) == ("loss", 200, 2)
+    assert 2 < row["apart"] < 5
+    assert main(["show", "m", "--op", "linear"]) == 64
+    assert "--op is for captures of calls" in capsys.readouterr().err

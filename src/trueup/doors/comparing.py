@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trueup.comparison.result import comparing
 from trueup.comparison.verdict.judged import OwnErrors, Part
@@ -66,7 +66,9 @@ def compare(
     recompute: float = SECONDS,
     shards: str | Path | None = None,
 ) -> Result:
-    """Line up two captures and name the first call whose inputs agree and whose outputs do not.
+    """Line up two captures and name the first call whose inputs agree and whose outputs do not; of two monitored runs the first
+    series that leaves (a `trueup.analysis.monitor.comparing.Compared`, which has ``verdict``, ``sentence``, ``exit_code``,
+    ``left`` and ``notes``).
 
         >>> result = trueup.compare("runs/cpu", "runs/npu")     # doctest: +SKIP
         >>> result.verdict                                      # doctest: +SKIP
@@ -94,6 +96,10 @@ def compare(
             worlds, no step, rank or level in common).
     """
     first, second = map(open_capture, (baseline, candidate))
+    if MONITOR in first.root and MONITOR in second.root:
+        from trueup.analysis.monitor.comparing import compare_series
+
+        return cast("Result", compare_series(first, second))
     return comparing.compare(
         first, second, level=level, criterion=criterion, mapping=mapping, repeat=repeat, reference=reference, see=see,
         own_errors=_own_errors(first, second, recompute) if recompute else None, shards=shards,

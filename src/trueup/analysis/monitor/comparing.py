@@ -1,8 +1,9 @@
 """Two monitored trainings lined up: which series leaves first.
 
-Series pair by rank and name, and their steps by number. A series leaves where its difference is beyond six times the step-to-step
-noise of both runs, on one side, in three of five steps (the rule of `trueup.analysis.curves.shape`, over all series at once: the
-noise is the MAD of a series' own steps, differences of neighbours, block by block). Before that it may differ in its last bits.
+Series pair by rank and name, and their steps by number; of runs on other numbers of ranks, those joined over all ranks. A series
+leaves where its difference is beyond six times the step-to-step noise of both runs, on one side, in three of five steps (the rule
+of `trueup.analysis.curves.shape`, over all series at once: the noise is the MAD of a series' own steps, differences of neighbours,
+block by block). Before that it may differ in its last bits.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
+from trueup.analysis.monitor.joining import Joined
 from trueup.analysis.monitor.kinds import kind_of, spoken
 from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.model import TrueupError, VerdictWord
+from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
 from trueup.foundation.words.wording import counted, number
 
 FEWEST = 20  # steps of a series that tell its noise
 LISTED = 12  # series that a sentence or a table names
+CONSTANT = 1e6  # times the noise beyond which that is the noise of nothing
 EXACT = 1e-12  # of the largest number: the noise of a constant series
 
 
@@ -59,9 +63,14 @@ class Compared:
         return {"aligned": 0, "deviates": 1, "inconclusive": 2}[self.verdict]
 
 
-def compare_series(baseline: str | Path | SeriesReader, candidate: str | Path | SeriesReader) -> Compared:
+def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str | Path | Capture | SeriesReader) -> Compared:
     """Line up what two monitors wrote. Raises TrueupError where they have no rank or no step in common, or are none."""
-    sides = [one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)]
+    sides: list[SeriesReader | Joined] = [
+        one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)
+    ]  # fmt: skip
+    over = [len(side.ranks) for side in sides]
+    if over[0] != over[1] and all(over):  # other ranks are other shares of a batch
+        sides = [Joined(side) for side in sides if isinstance(side, SeriesReader)]
     ranks = sorted(set(sides[0].ranks) & set(sides[1].ranks))
     steps = {rank: np.intersect1d(sides[0].steps(rank), sides[1].steps(rank)) for rank in ranks}
     if not any(len(held) for held in steps.values()):
@@ -75,6 +84,9 @@ def compare_series(baseline: str | Path | SeriesReader, candidate: str | Path | 
     short: list[str] = []
     unsure = False
     notes = [f"{side.capture.path}: {problem}" for side in sides for problem in side.problems]
+    if isinstance(sides[0], Joined):
+        many = f"{over[0]} and {counted(over[1], 'rank')}"
+        notes.append(f"{many}: each series is joined over the ranks (mean, largest or sum), digests are left out")
     for side, other in ((0, 1), (1, 0)):
         extra = sorted(set(sides[side].ranks) - set(sides[other].ranks))
         if extra:
@@ -113,7 +125,7 @@ def compare_series(baseline: str | Path | SeriesReader, candidate: str | Path | 
 
 
 def _of_rank(
-    sides: list[SeriesReader], rank: int, names: list[str], steps: NDArray[np.int64], short: list[str]
+    sides: list[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], short: list[str]
 ) -> Iterator[Left]:  # fmt: skip
     places = [np.searchsorted(side.steps(rank), steps) for side in sides]
     for at in range(0, len(names), AT_A_TIME):
@@ -124,7 +136,7 @@ def _of_rank(
             taken = ~(np.isnan(b) | np.isnan(c))
             one = _apart(rank, name, steps[taken], b[taken], c[taken])
             if one is not None:
-                if one.beyond is None and taken.sum() < FEWEST:
+                if one.beyond is None and taken.sum() < FEWEST and not name.startswith("digest/"):
                     short.append(spoken(name))
                 yield one
 
@@ -182,7 +194,8 @@ def _sentence(verdict: VerdictWord, left: list[Left], differing: int, count: int
         lines = [
             f"DEVIATES  first series to leave: {spoken(first.series)}, step {first.beyond:,}{rank}",
             f"          {number(first.baseline, 6)} in the baseline, {number(first.candidate, 6)} in the candidate, "
-            f"{first.times:,.0f} times the step-to-step noise" if math.isfinite(first.times) else
+            + (f"{first.times:,.0f} times the step-to-step noise" if first.times < CONSTANT else "where it hardly moves")
+            if math.isfinite(first.times) else
             f"          {number(first.baseline, 6)} in the baseline, NaN or Inf in the candidate",
             f"          its first other bit: step {first.exact:,}; {len(left):,} of {where} leave, {differing:,} differ",
         ]  # fmt: skip

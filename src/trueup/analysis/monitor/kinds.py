@@ -19,6 +19,7 @@ class Kind(toml.Table):
     alerts: tuple[Rule, ...] = ()
     scale: Literal["log", "linear"] = "log"
     moved: float = 3.0
+    ranks: Literal["mean", "largest", "sum", "none"] = "mean"
 
 
 class Kinds(toml.Table):

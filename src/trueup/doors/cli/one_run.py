@@ -61,6 +61,7 @@ def show(
         from trueup.doors.report.tensor_view import render_tensor
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.store import open_capture
+        from trueup.foundation.store.series import is_monitor
         from trueup.foundation.words.wording import clean, say
 
     if npy is not None and tensor is None:
@@ -70,6 +71,9 @@ def show(
     conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
     chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
     capture, console = open_capture(path), Terminal()
+    if is_monitor(capture):
+        _series(capture, chosen, limit, json, console)
+        return
     save_as_json(lambda: document(capture, chosen, limit, call if tensor is None else tensor[0]), json, console)
     if tensor is not None:
         render_tensor(capture, chosen, *tensor, console, npy)
@@ -87,6 +91,20 @@ def show(
             render_calls(capture, chosen, limit, console)
     except NothingChosen as none:  # an answer: no tensor with NaN
         say(clean(str(none)))
+
+
+def _series(capture: Capture, chosen: Selection, limit: int, json: File, console: Console) -> None:
+    """Show what a monitor wrote, joined over its ranks; ``--scope``, ``--limit`` and ``--json`` choose of it."""
+    from trueup.doors.report.monitor import render_shown, shown_document
+    from trueup.foundation.store.series import SeriesReader
+
+    for option, value in (("--op", chosen.op), ("--phase", chosen.phase), ("--step", chosen.step), ("--rank", chosen.rank)):
+        if value is not None:
+            raise UsageError(f"{option} is for captures of calls.\n  got:      a monitored run\n  next:     leave it out")
+    reader = SeriesReader(capture)
+    document = shown_document(reader, chosen.scope)
+    save_as_json(lambda: document, json, console)
+    render_shown(reader, document, limit, console)
 
 
 def _call(capture: Capture, chosen: Selection, name: str, against: Path | None, console: Console) -> None:

@@ -8,17 +8,22 @@ DEVIATES  first series to leave: gradient_norm of blocks.1.fc1, step 412
 
 from __future__ import annotations
 
+import fnmatch
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.text import Text
 
 from trueup.analysis.monitor.comparing import LISTED, Compared
+from trueup.analysis.monitor.joining import rows
 from trueup.doors.report.document import fields, headed
 from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines
-from trueup.foundation.words.wording import clean, number
+from trueup.foundation.words.wording import clean, counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from trueup.foundation.store.series import SeriesReader
 
 COLUMNS = (">leaves at", ">rank", "series", ">baseline", ">candidate", ">x noise", ">first other bit")
 
@@ -42,3 +47,42 @@ def render_compared(found: Compared, console: Console) -> None:
     for note in found.notes:
         console.print()
         console.print(labelled([("note", Text(clean(note), overflow="fold"))]))
+
+
+SHOWN = ("series", ">steps", ">first", ">last", ">least", ">largest")
+RANKS = (">ranks apart", ">odd rank")
+
+
+def shown_document(reader: SeriesReader, scope: str | None) -> dict[str, Any]:
+    """Return what a monitored run holds, joined over its ranks; ``scope``: a glob on modules."""
+    found = [
+        one for one in rows(reader)
+        if scope is None or fnmatch.fnmatchcase(one.series.partition("/")[2], scope) or fnmatch.fnmatchcase(one.series, scope)
+    ]  # fmt: skip
+    steps = np.unique(np.concatenate([reader.steps(rank) for rank in reader.ranks])) if reader.ranks else np.zeros(0, np.int64)
+    return {
+        "schema": "trueup-show-series", "schema_version": 1, "path": str(reader.capture.path), "ranks": reader.ranks,
+        "steps": [int(steps[0]), int(steps[-1]), len(steps)] if len(steps) else [], "problems": reader.problems,
+        "series": [fields(one, "series taken first last low high apart odd") for one in found],
+    }  # fmt: skip
+
+
+def render_shown(reader: SeriesReader, document: dict[str, Any], limit: int, console: Console) -> None:
+    """Print it."""
+    first = next(iter(reader.capture.ranks.values()), {})
+    versions = first.get("versions")
+    framework = str(first.get("framework", "unknown framework"))
+    version = f" {versions[framework]}" if isinstance(versions, dict) and framework in versions else ""
+    span = document["steps"]
+    said = f", {counted(span[2], 'step')} ({span[0]:,} to {span[1]:,})" if span else ", no steps"
+    some = document["series"]
+    held = f"{counted(len(reader.ranks), 'rank')}{said}, {counted(len(some), 'series', 'series')} of a monitor"
+    console.print(Text(clean(f"{document['path']}  {framework}{version}, {held}"), overflow="fold"))
+    for problem in document["problems"]:
+        console.print(labelled([("note", Text(clean(problem), overflow="fold"))]))
+    many = len(reader.ranks) > 1
+    lines = []
+    for one in some:
+        line = [clean(one["series"]), f"{one['taken']:,}", *(number(one[name], 4) for name in ("first", "last", "low", "high"))]
+        lines.append([*line, f"{100 * one['apart']:.2g} %", "" if one["odd"] is None else str(one["odd"])] if many else line)
+    listing(console, (*SHOWN, *RANKS) if many else SHOWN, lines, limit)

@@ -1,9 +1,9 @@
 """What `trueup monitor` takes of a Keras training in TensorFlow, in eager loops and inside ``tf.function``: no call is recorded.
 
 The same numbers as of the other frameworks (`trueup.recording.engine.monitored_step`). Where a function is traced, they are put
-into its graph: reductions that nothing else reads, those of every N-th step behind a condition, and one tap (`functions.tap`) at the
-optimizer's step that hands a vector to Python. A counter in the graph says which step it is. Only what is traced inside a tape is
-read, so what is evaluated, exported or saved holds nothing of ours. A function that was traced before the monitor began is not
+into its graph: reductions that nothing else reads, those of every N-th step behind a condition, and one tap (`functions.tap`) at
+the optimizer's step that hands a vector to Python. A counter in the graph says which step it is. Only what is traced inside a tape
+is read, so what is evaluated, exported or saved holds nothing of ours. A function that was traced before the monitor began is not
 seen, and neither is one that XLA compiles. A step of several replicas is not taken.
 """
 

@@ -115,7 +115,7 @@ class TorchProbe(StepProbe):
         for model in self._wanted_models:
             self._adopt(model)
         if not self._models:
-            self._hooks.append(register_module_forward_pre_hook(self._guard(self._ran, "a module")))
+            self._hooks.append(register_module_forward_pre_hook(self._ran))
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -151,9 +151,11 @@ class TorchProbe(StepProbe):
         return guarded
 
     # ---------------------------------------------------------------- the model
-    def _ran(self, module: torch.nn.Module, _: Any) -> None:
-        if id(module) not in self._layers.scopes and next(module.parameters(), None) is not None:
-            self._adopt(module)
+    def _ran(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or id(module) in self._layers.scopes or next(module.parameters(), None) is None:
+            return
+        self.guarded("a module", self._adopt, module)
+        self._given(module, args, {})  # its own hook runs from the next call on
 
     def _adopt(self, model: torch.nn.Module) -> None:
         many = f"{len(self._models)}." if self._models else ""  # the second of two models: a discriminator
