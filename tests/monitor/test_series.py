@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import trueup
+from trueup.analysis.invariants.learning import learn
 from trueup.analysis.monitor.comparing import compare_series
 from trueup.analysis.monitor.joining import Joined
 from trueup.doors.cli import main
@@ -59,8 +60,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     write_json(held / "rank-00000/lock", {"pid": os.getppid(), "host": os.uname().nodename})
     with pytest.raises(TrueupError, match=f"process {os.getppid()} writes it now"):
         SeriesWriter(held, 0, ROOT, {})
+    assert trueup.compare(held, held).verdict == "aligned"
     with pytest.raises(TrueupError, match="no calls"):
-        trueup.compare(held, held)
+        learn([held])
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -116,10 +118,12 @@ def test_what_cannot_be_told(tmp_path: Path) -> None:
     assert "only " in fewer.notes[0]
     ended = compare_series(base, write(tmp_path / "c", healthy()[:200]))
     assert ended.verdict == "inconclusive"
-    two = tmp_path / "two"
+    two, one = tmp_path / "two", write(tmp_path / "one", healthy(), world=2)
     for rank in range(2):
         write(two, healthy(), rank=rank, world=2)
-    assert "ranks 1 are only in" in compare_series(base, two).notes[0]
+    assert f"ranks 1 are only in {two} and were not compared" in compare_series(one, two).notes
+    assert f"{one} holds 1 of 2 ranks: they tell nothing of all" in compare_series(base, one).notes
+    assert compare_series(base, one).exit_code == 2
     with pytest.raises(TrueupError, match="no step in common"):
         compare_series(base, write(tmp_path / "late", healthy(), start=500))
 

@@ -68,8 +68,8 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     sides: list[SeriesReader | Joined] = [
         one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)
     ]  # fmt: skip
-    over = [len(side.ranks) for side in sides]
-    if over[0] != over[1] and all(over):  # other ranks are other shares of a batch
+    over = [_world(side) for side in sides]
+    if over[0] != over[1] and all(side.ranks for side in sides):  # other ranks are other shares of a batch
         sides = [Joined(side) for side in sides if isinstance(side, SeriesReader)]
     ranks = sorted(set(sides[0].ranks) & set(sides[1].ranks))
     steps = {rank: np.intersect1d(sides[0].steps(rank), sides[1].steps(rank)) for rank in ranks}
@@ -87,6 +87,11 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     if isinstance(sides[0], Joined):
         many = f"{over[0]} and {counted(over[1], 'rank')}"
         notes.append(f"{many}: each series is joined over the ranks (mean, largest or sum), digests are left out")
+        for side, world in zip(sides, over, strict=True):
+            if isinstance(side, Joined) and len(side.reader.ranks) < world:
+                unsure = True
+                held = f"{len(side.reader.ranks)} of {counted(world, 'rank')}"
+                notes.append(f"{side.capture.path} holds {held}: they tell nothing of all")
     for side, other in ((0, 1), (1, 0)):
         extra = sorted(set(sides[side].ranks) - set(sides[other].ranks))
         if extra:
@@ -122,6 +127,12 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     unsure = unsure or bool(short) or any(side.capture.lost for side in sides)
     verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
     return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+
+
+def _world(reader: SeriesReader | Joined) -> int:
+    """Return how many ranks a run had, whether or not all were monitored."""
+    said = [one.get("world_size") for one in reader.capture.ranks.values()]
+    return max([len(reader.ranks), *(one for one in said if isinstance(one, int))])
 
 
 def _of_rank(

@@ -103,8 +103,8 @@ def _series(capture: Capture, chosen: Selection, limit: int, json: File, console
             raise UsageError(f"{option} is for captures of calls.\n  got:      a monitored run\n  next:     leave it out")
     reader = SeriesReader(capture)
     document = shown_document(reader, chosen.scope)
-    save_as_json(lambda: document, json, console)
     render_shown(reader, document, limit, console)
+    save_as_json(lambda: document, json, console)
 
 
 def _call(capture: Capture, chosen: Selection, name: str, against: Path | None, console: Console) -> None:

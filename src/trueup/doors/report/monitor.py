@@ -84,5 +84,5 @@ def render_shown(reader: SeriesReader, document: dict[str, Any], limit: int, con
     lines = []
     for one in some:
         line = [clean(one["series"]), f"{one['taken']:,}", *(number(one[name], 4) for name in ("first", "last", "low", "high"))]
-        lines.append([*line, f"{100 * one['apart']:.2g} %", "" if one["odd"] is None else str(one["odd"])] if many else line)
+        lines.append([*line, f"{number(100 * one['apart'], 3)} %", "" if one["odd"] is None else str(one["odd"])] if many else line)
     listing(console, (*SHOWN, *RANKS) if many else SHOWN, lines, limit)
