@@ -40,7 +40,8 @@ def record(path: Path, seed: int = 0, fault: str = "") -> Path:
                 optimizer.param_groups[0]["lr"] = 0.0
             if not (fault == "the optimizer's step is left out" and step >= 2):
                 optimizer.step()
-            optimizer.zero_grad()
+            if fault != "gradients are not cleared":
+                optimizer.zero_grad()
             running.step()
     return path
 
@@ -63,6 +64,7 @@ SEEN: dict[str, Callable[[Checked], bool]] = {
     "each step gets the same batch": lambda found: "each step changes it" in found.sentence,
     "the learning rate is 0": lambda found: any("weight" in one.slot for one in found.violations),
     "the optimizer's step is left out": lambda found: found.violations[0].step <= 3,
+    "gradients are not cleared": lambda found: found.sentence.splitlines()[0].endswith("it was changed or not cleared"),
 }
 
 
@@ -115,3 +117,35 @@ def test_ranks_that_are_equal(tmp_path: Path) -> None:
     assert found.sentence.splitlines()[0] == (
         "BROKEN  step 4, rank 1: input.weight of head/linear (forward) is not the same on ranks 0 and 1; in the healthy run it is"
     )
+
+
+@pytest.mark.parametrize(("fault", "relation", "words"), [
+    ("trained", "stays", "param.weight of {} is not what it was in step 3; in the healthy run no step changes it"),
+    ("wide", "types", "output.0 of {} is float32; in the healthy run it is bfloat16"),
+    ("short", "shapes", "output.0 of {} has the shape [1, 3], in step 3 [4, 3]; in the healthy run it keeps one"),
+    ("other batch", "", ""),
+])  # fmt: skip
+def test_frozen_weights_dtypes_and_shapes(tmp_path: Path, fault: str, relation: str, words: str) -> None:
+    from trueup.foundation.store import Writer, claim
+
+    def write(path: Path, fault: str) -> Path:
+        claim(path, 0, "run")
+        writer = Writer(path, 0, {"run": "run", "levels": ["module"], "detail": "digest"}, {"world_size": 1})
+        for step in range(5):
+            late = step == 4
+            rows = 1 if fault == "short" and late else 9 if fault == "other batch" else 4
+            writer.write_records(step, {
+                "seq": [1, 1], "phase": ["forward"] * 2, "level": ["module"] * 2, "scope": ["head"] * 2, "op": ["Linear"] * 2,
+                "ordinal": [0, 0], "slot": ["param.weight", "output.0"], "shape": [[3, 3], [rows, 3]],
+                "dtype": ["bfloat16", "float32" if fault == "wide" and late else "bfloat16"],
+                "digest": [f"{int(fault == 'trained' and late):016x}", f"{step:016x}"],
+            })  # fmt: skip
+        writer.close("complete")
+        return path
+
+    known = learn([write(tmp_path / "a", "")])
+    save(known, tmp_path / "known.json")
+    found = check(load(tmp_path / "known.json"), write(tmp_path / "b", fault))
+    said = f"step 4, rank 0: {words.format('head/Linear (forward)')}"
+    assert [(one.relation, one.said) for one in found.violations] == ([(relation, said)] if relation else [])
+    assert found.exit_code == int(bool(relation))

@@ -1,8 +1,11 @@
 """Relations over the rows of a capture, after TrainCheck (OSDI 2025): learned where they hold in every step of every healthy run.
 
 - **changes**: a tensor has other bytes in each step than in the step before; of a weight: the optimizer's step changes it.
+- **stays**: a weight has the same bytes in each step: it is frozen.
 - **equal**: a tensor has the same bytes on all ranks, in each step.
+- **same**: the gradient that an optimizer is given is the one that a backward call made in that step.
 - **arguments**: a call has the same arguments in each step, on all ranks.
+- **types**: a tensor has the same dtype in each step; **shapes**: and the same shape, whichever that is in another run.
 - **calls**: a step makes the same calls of modules and functions, in the same order.
 
 The first step is left out of learning and checking where there are four or more: optimizers make their state in it. What a run
@@ -12,7 +15,7 @@ does not hold (a call, a second rank) is not judged, and counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -42,11 +45,16 @@ class Invariants:
     equal: frozenset[Key]
     arguments: Mapping[Key, str] = field(repr=False)
     calls: tuple[Called, ...] | None = field(repr=False)  # None: they were not the same in each step
+    stays: frozenset[Key] = frozenset()
+    types: Mapping[Key, str] = field(default_factory=dict, repr=False)
+    shapes: frozenset[Key] = frozenset()
+    same: Mapping[Key, Key] = field(default_factory=dict, repr=False)  # of an optimizer's gradient the slot that made it
 
     @property
     def count(self) -> int:
         """How many relations."""
-        return len(self.changes) + len(self.equal) + len(self.arguments) + (self.calls is not None)
+        sets = (self.changes, self.stays, self.equal, self.arguments, self.types, self.shapes, self.same)
+        return sum(map(len, sets)) + (self.calls is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ class _Step:
     digests: dict[Key, str]  # in order of execution
     arguments: dict[Key, str]
     calls: tuple[Called, ...]
+    tensors: dict[Key, tuple[str, tuple[int, ...]]]  # dtype and shape
 
 
 def learn(paths: Iterable[str | Path | Capture]) -> Invariants:
@@ -93,7 +102,9 @@ def learn(paths: Iterable[str | Path | Capture]) -> Invariants:
         found = held if found is None else Invariants(
             found.changes & held.changes, found.equal & held.equal,
             {key: value for key, value in found.arguments.items() if held.arguments.get(key) == value},
-            found.calls if found.calls == held.calls else None,
+            found.calls if found.calls == held.calls else None, found.stays & held.stays,
+            {key: value for key, value in found.types.items() if held.types.get(key) == value}, found.shapes & held.shapes,
+            {key: made for key, made in found.same.items() if held.same.get(key) == made},
         )  # fmt: skip
     if found is None or not found.count:
         raise TrueupError(
@@ -106,7 +117,7 @@ def learn(paths: Iterable[str | Path | Capture]) -> Invariants:
 def _steps(capture: Capture, fewest: int) -> dict[int, list[tuple[int, _Step]]]:
     require_records(capture)
     found: dict[int, list[tuple[int, _Step]]] = {}
-    columns = ["seq", "phase", "level", "scope", "op", "ordinal", "slot", "digest", "value"]
+    columns = ["seq", "phase", "level", "scope", "op", "ordinal", "slot", "digest", "value", "dtype", "shape"]
     wanted = capture.steps[1:] if len(capture.steps) > FEWEST else capture.steps
     for rank in sorted(capture.ranks):
         for step in wanted:
@@ -127,8 +138,9 @@ def _step(rows: Mapping[str, Sequence[Any]]) -> _Step:
     digests: dict[Key, str] = {}
     arguments: dict[Key, str] = {}
     calls: dict[int, Called] = {}
-    names = ("level", "phase", "scope", "op", "ordinal", "slot")
-    for seq, digest, value, *key in zip(rows["seq"], rows["digest"], rows["value"], *(rows[name] for name in names), strict=True):
+    tensors: dict[Key, tuple[str, tuple[int, ...]]] = {}
+    columns = ("seq", "digest", "value", "dtype", "shape", "level", "phase", "scope", "op", "ordinal", "slot")
+    for seq, digest, value, dtype, shape, *key in zip(*(rows[name] for name in columns), strict=True):
         level, phase, scope, op, _, slot = key
         known: Key = tuple(key)
         calls.setdefault(seq, (f"{level} {phase}", scope, op))
@@ -136,7 +148,9 @@ def _step(rows: Mapping[str, Sequence[Any]]) -> _Step:
             arguments[known] = value
         elif digest is not None:
             digests[known] = digest
-    return _Step(digests, arguments, tuple(calls[seq] for seq in sorted(calls)))
+        if dtype is not None and shape is not None:
+            tensors[known] = dtype, tuple(shape)
+    return _Step(digests, arguments, tuple(calls[seq] for seq in sorted(calls)), tensors)
 
 
 def _of_run(capture: Capture) -> Invariants:
@@ -145,6 +159,7 @@ def _of_run(capture: Capture) -> Invariants:
     common = set.intersection(*(set(step.digests) for step in every))
     pairs = [(a, b) for steps in ranks.values() for (_, a), (_, b) in pairwise(steps)]
     changes = {key for key in common if all(a.digests[key] != b.digests[key] for a, b in pairs)}
+    stays = {key for key in common if key[5].startswith("param.") and all(a.digests[key] == b.digests[key] for a, b in pairs)}
     equal: set[Key] = set()
     if len(ranks) > 1:
         beside = list(zip(*([step for _, step in steps] for steps in ranks.values()), strict=False))
@@ -152,7 +167,22 @@ def _of_run(capture: Capture) -> Invariants:
     first = every[0]
     arguments = {key: value for key, value in first.arguments.items() if all(step.arguments.get(key) == value for step in every)}
     calls = first.calls if all(step.calls == first.calls for step in every) else None
-    return Invariants(frozenset(changes), frozenset(equal), arguments, calls)
+    there = set.intersection(*(set(step.tensors) for step in every))
+    types = {key: first.tensors[key][0] for key in there if len({step.tensors[key][0] for step in every}) == 1}
+    shapes = {key for key in there if all(a.tensors[key][1] == b.tensors[key][1] for a, b in pairs)}
+    made = [_made(step) for step in every]
+    same = {key: source for key, source in made[0].items() if all(one.get(key) == source for one in made)}
+    return Invariants(frozenset(changes), frozenset(equal), arguments, calls, frozenset(stays), types, frozenset(shapes), same)
+
+
+def _made(step: _Step) -> dict[Key, Key]:
+    """Return by the tensors that optimizers are given in a step the first gradient of a backward call that has those bytes."""
+    sources: dict[str, Key] = {}
+    for key, digest in step.digests.items():
+        if key[1] == "backward" and key[5].startswith("grad_input"):
+            sources.setdefault(digest, key)
+    given = (key for key in step.digests if key[1] == "optimizer" and key[5].startswith("input."))
+    return {key: sources[step.digests[key]] for key in given if step.digests[key] in sources}
 
 
 def check(known: Invariants, path: str | Path | Capture) -> Checked:
@@ -165,11 +195,8 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
         for place, (step, held) in enumerate(steps):
             order = {key: n for n, key in enumerate((*held.digests, *held.arguments))}
             before = steps[place - 1] if place else None
-            for key in (held.digests.keys() & known.changes) if before else ():
-                seen.add(key)
-                if before and before[1].digests.get(key) == held.digests[key]:
-                    words = f"{_named(key)} is what it was in step {before[0]}; in the healthy run each step changes it"
-                    found.append((step, 1, order[key], _violation("changes", step, rank, key, words)))
+            for place_of, key, relation, words in _one_step(known, before, held, seen):
+                found.append((step, place_of, order.get(key, 0), _violation(relation, step, rank, key, words)))
             for key in held.arguments.keys() & known.arguments.keys():
                 seen.add(key)
                 if held.arguments[key] != known.arguments[key]:
@@ -183,13 +210,46 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
     violations = tuple(one[3] for one in found)
     judged = len(seen) + (known.calls is not None)
     notes = [*capture.problems]
-    lost = known.count - judged
+    lost = len(known.changes | known.stays | known.equal | known.shapes | {*known.arguments, *known.types, *known.same}) - len(seen)
     if lost:
-        gone = counted(lost, "relation")
+        gone = counted(lost, "tensor")
         notes.append(f"{gone} of the healthy run could not be looked at: the calls, or a second rank, are not here")
     unsure = not seen or bool(capture.lost)
     verdict: VerdictWord = "deviates" if violations else "inconclusive" if unsure else "aligned"
     return Checked(verdict, _sentence(verdict, violations, judged), violations, judged, tuple(notes))
+
+
+def _one_step(
+    known: Invariants, before: tuple[int, _Step] | None, held: _Step, seen: set[Key]
+) -> Iterator[tuple[int, Key, str, str]]:  # fmt: skip
+    """Yield what a step breaks beside the one before it: how early in a step it is told, where, the relation, and words."""
+    for key in held.tensors.keys() & known.types.keys():
+        seen.add(key)
+        if held.tensors[key][0] != known.types[key]:
+            yield 1, key, "types", f"{_named(key)} is {held.tensors[key][0]}; in the healthy run it is {known.types[key]}"
+    for key, made in known.same.items():
+        if key in held.digests and made in held.digests:
+            seen.add(key)
+            if held.digests[key] != held.digests[made]:
+                yield 1, key, "same", f"{_named(key)} is not {_named(made)}, as in the healthy run: it was changed or not cleared"
+    if before is None:
+        return
+    number, last = before
+    for key in held.digests.keys() & last.digests.keys():
+        same = held.digests[key] == last.digests[key]
+        if key in known.changes:
+            seen.add(key)
+            if same:
+                yield 1, key, "changes", f"{_named(key)} is what it was in step {number}; in the healthy run each step changes it"
+        elif key in known.stays:
+            seen.add(key)
+            if not same:
+                yield 1, key, "stays", f"{_named(key)} is not what it was in step {number}; in the healthy run no step changes it"
+    for key in held.tensors.keys() & last.tensors.keys() & known.shapes:
+        seen.add(key)
+        was, now = (list(one.tensors[key][1]) for one in (last, held))
+        if was != now:
+            yield 1, key, "shapes", f"{_named(key)} has the shape {now}, in step {number} {was}; in the healthy run it keeps one"
 
 
 def _unequal(
@@ -245,7 +305,9 @@ def save(known: Invariants, file: Path) -> Path:
     content = {
         "schema": SCHEMA, "schema_version": 1, "changes": sorted(map(list, known.changes)), "equal": sorted(map(list, known.equal)),
         "arguments": [[*key, value] for key, value in known.arguments.items()],
-        "calls": None if known.calls is None else [list(one) for one in known.calls],
+        "calls": None if known.calls is None else [list(one) for one in known.calls], "stays": sorted(map(list, known.stays)),
+        "types": [[*key, value] for key, value in known.types.items()], "shapes": sorted(map(list, known.shapes)),
+        "same": [[*key, *made] for key, made in known.same.items()],
     }  # fmt: skip
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +328,10 @@ def load(file: Path) -> Invariants:
         keys = [frozenset(_key(one) for one in held[name]) for name in ("changes", "equal")]
         arguments = {_key(one[:6]): str(one[6]) for one in held["arguments"]}
         calls = None if held["calls"] is None else tuple((str(a), str(b), str(c)) for a, b, c in held["calls"])
-        return Invariants(keys[0], keys[1], arguments, calls)
+        stays, shapes = (frozenset(_key(one) for one in held.get(name, ())) for name in ("stays", "shapes"))
+        types = {_key(one[:6]): str(one[6]) for one in held.get("types", ())}
+        same = {_key(one[:6]): _key(one[6:]) for one in held.get("same", ())}
+        return Invariants(keys[0], keys[1], arguments, calls, stays, types, shapes, same)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise TrueupError(

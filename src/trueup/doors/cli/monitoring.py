@@ -106,7 +106,9 @@ def invariants(
         order = ", the order of the calls" if known.calls is not None else ""
         print_lines(console, [
             f"LEARNED  {counted(known.count, 'relation')}: {counted(len(known.changes), 'tensor')} that each step changes, "
-            f"{len(known.equal):,} equal on all ranks, {len(known.arguments):,} constant arguments{order}", f"         {output}",
+            f"{len(known.stays):,} that none does, {len(known.equal):,} equal on all ranks, {len(known.same):,} gradients as made, "
+            f"{len(known.arguments):,} constant arguments, {len(known.types):,} dtypes, {len(known.shapes):,} shapes{order}",
+            f"         {output}",
         ], 9)  # fmt: skip
         held = {"schema": "trueup-invariants-learned", "schema_version": 1, "exit_code": 0, "file": str(output)}
         held["count"] = known.count
