@@ -190,7 +190,7 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
     capture = open_capture(path)
     ranks = _steps(capture, 2)
     found: list[tuple[int, int, int, Violation]] = []
-    seen: set[Key] = set()
+    seen: set[tuple[str, Key]] = set()
     for rank, steps in ranks.items():
         for place, (step, held) in enumerate(steps):
             order = {key: n for n, key in enumerate((*held.digests, *held.arguments))}
@@ -198,7 +198,7 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
             for place_of, key, relation, words in _one_step(known, before, held, seen):
                 found.append((step, place_of, order.get(key, 0), _violation(relation, step, rank, key, words)))
             for key in held.arguments.keys() & known.arguments.keys():
-                seen.add(key)
+                seen.add(("arguments", key))
                 if held.arguments[key] != known.arguments[key]:
                     was, now = (shorten(one, 80) for one in (known.arguments[key], held.arguments[key]))
                     words = f"{_named(key)} are {now}; in the healthy run {was}"
@@ -210,9 +210,9 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
     violations = tuple(one[3] for one in found)
     judged = len(seen) + (known.calls is not None)
     notes = [*capture.problems]
-    lost = len(known.changes | known.stays | known.equal | known.shapes | {*known.arguments, *known.types, *known.same}) - len(seen)
+    lost = known.count - judged
     if lost:
-        gone = counted(lost, "tensor")
+        gone = counted(lost, "relation")
         notes.append(f"{gone} of the healthy run could not be looked at: the calls, or a second rank, are not here")
     unsure = not seen or bool(capture.lost)
     verdict: VerdictWord = "deviates" if violations else "inconclusive" if unsure else "aligned"
@@ -220,16 +220,16 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
 
 
 def _one_step(
-    known: Invariants, before: tuple[int, _Step] | None, held: _Step, seen: set[Key]
+    known: Invariants, before: tuple[int, _Step] | None, held: _Step, seen: set[tuple[str, Key]]
 ) -> Iterator[tuple[int, Key, str, str]]:  # fmt: skip
     """Yield what a step breaks beside the one before it: how early in a step it is told, where, the relation, and words."""
     for key in held.tensors.keys() & known.types.keys():
-        seen.add(key)
+        seen.add(("types", key))
         if held.tensors[key][0] != known.types[key]:
             yield 1, key, "types", f"{_named(key)} is {held.tensors[key][0]}; in the healthy run it is {known.types[key]}"
     for key, made in known.same.items():
         if key in held.digests and made in held.digests:
-            seen.add(key)
+            seen.add(("same", key))
             if held.digests[key] != held.digests[made]:
                 yield 1, key, "same", f"{_named(key)} is not {_named(made)}, as in the healthy run: it was changed or not cleared"
     if before is None:
@@ -238,22 +238,22 @@ def _one_step(
     for key in held.digests.keys() & last.digests.keys():
         same = held.digests[key] == last.digests[key]
         if key in known.changes:
-            seen.add(key)
+            seen.add(("changes", key))
             if same:
                 yield 1, key, "changes", f"{_named(key)} is what it was in step {number}; in the healthy run each step changes it"
         elif key in known.stays:
-            seen.add(key)
+            seen.add(("stays", key))
             if not same:
                 yield 1, key, "stays", f"{_named(key)} is not what it was in step {number}; in the healthy run no step changes it"
     for key in held.tensors.keys() & last.tensors.keys() & known.shapes:
-        seen.add(key)
+        seen.add(("shapes", key))
         was, now = (list(one.tensors[key][1]) for one in (last, held))
         if was != now:
             yield 1, key, "shapes", f"{_named(key)} has the shape {now}, in step {number} {was}; in the healthy run it keeps one"
 
 
 def _unequal(
-    known: Invariants, ranks: Mapping[int, Sequence[tuple[int, _Step]]], seen: set[Key]
+    known: Invariants, ranks: Mapping[int, Sequence[tuple[int, _Step]]], seen: set[tuple[str, Key]]
 ) -> list[tuple[int, int, int, Violation]]:  # fmt: skip
     found = []
     first, *others = ranks
@@ -261,7 +261,7 @@ def _unequal(
         for (step, one), (_, other) in zip(ranks[first], ranks[rank], strict=False):
             order = {key: n for n, key in enumerate(other.digests)}
             for key in one.digests.keys() & other.digests.keys() & known.equal:
-                seen.add(key)
+                seen.add(("equal", key))
                 if one.digests[key] != other.digests[key]:
                     words = f"{_named(key)} is not the same on ranks {first} and {rank}; in the healthy run it is"
                     found.append((step, 0, order[key], _violation("equal", step, rank, key, words)))

@@ -9,7 +9,7 @@ block by block). Before that it may differ in its last bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,10 @@ class Compared:
 
 def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str | Path | Capture | SeriesReader) -> Compared:
     """Line up what two monitors wrote. Raises TrueupError where they have no rank or no step in common, or are none."""
-    sides: list[SeriesReader | Joined] = [
-        one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)
-    ]  # fmt: skip
-    over = [_world(side) for side in sides]
-    if over[0] != over[1] and all(side.ranks for side in sides):  # other ranks are other shares of a batch
-        sides = [Joined(side) for side in sides if isinstance(side, SeriesReader)]
+    readers = [one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)]
+    over = [_world(one) for one in readers]
+    joins = over[0] != over[1] and all(one.ranks for one in readers)  # other ranks are other shares of a batch
+    sides: list[SeriesReader | Joined] = [Joined(one) for one in readers] if joins else [*readers]
     ranks = sorted(set(sides[0].ranks) & set(sides[1].ranks))
     steps = {rank: np.intersect1d(sides[0].steps(rank), sides[1].steps(rank)) for rank in ranks}
     if not any(len(held) for held in steps.values()):
@@ -84,14 +82,14 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     short: list[str] = []
     unsure = False
     notes = [f"{side.capture.path}: {problem}" for side in sides for problem in side.problems]
-    if isinstance(sides[0], Joined):
+    if joins:
         many = f"{over[0]} and {counted(over[1], 'rank')}"
         notes.append(f"{many}: each series is joined over the ranks (mean, largest or sum), digests are left out")
-        for side, world in zip(sides, over, strict=True):
-            if isinstance(side, Joined) and len(side.reader.ranks) < world:
+        for reader, world in zip(readers, over, strict=True):
+            if len(reader.ranks) < world:
                 unsure = True
-                held = f"{len(side.reader.ranks)} of {counted(world, 'rank')}"
-                notes.append(f"{side.capture.path} holds {held}: they tell nothing of all")
+                held = f"{len(reader.ranks)} of {counted(world, 'rank')}"
+                notes.append(f"{reader.capture.path} holds {held}: they tell nothing of all")
     for side, other in ((0, 1), (1, 0)):
         extra = sorted(set(sides[side].ranks) - set(sides[other].ranks))
         if extra:
@@ -129,14 +127,14 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
 
 
-def _world(reader: SeriesReader | Joined) -> int:
+def _world(reader: SeriesReader) -> int:
     """Return how many ranks a run had, whether or not all were monitored."""
     said = [one.get("world_size") for one in reader.capture.ranks.values()]
     return max([len(reader.ranks), *(one for one in said if isinstance(one, int))])
 
 
 def _of_rank(
-    sides: list[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], short: list[str]
+    sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], short: list[str]
 ) -> Iterator[Left]:  # fmt: skip
     places = [np.searchsorted(side.steps(rank), steps) for side in sides]
     for at in range(0, len(names), AT_A_TIME):
