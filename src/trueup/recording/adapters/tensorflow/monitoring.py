@@ -9,7 +9,6 @@ seen, and neither is one that XLA compiles. A step of several replicas is not ta
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import weakref
@@ -26,13 +25,13 @@ from tensorflow.python.framework import auto_control_deps, ops
 from trueup.foundation.words.wording import say
 from trueup.recording.adapters.tensorflow.context import has_weights, layer_class, layers_of
 from trueup.recording.adapters.tensorflow.functions import tap, unordered
+from trueup.recording.adapters.tensorflow.monitored_layers import KerasLayers, TensorFlowKernels, read
 from trueup.recording.adapters.tensorflow.session import described, rank_and_world, symbolic
-from trueup.recording.engine.monitored_step import COUNTS, LOSS, QUERIES, SCALE, SKIPPED, Floats, Layers, Made, StepProbe
+from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Floats, Made, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.switching import WhenLoaded
 
-HALVES = (tf.float16, tf.bfloat16)
 MOMENTA = ("_momentums", "momentums", "_m")  # lists of Keras 3: of Adam and its kind, of SGD, of Adamax
 VARIANCES = ("_velocities",)
 XLA = (
@@ -46,142 +45,6 @@ def _graph() -> Any:
     return None if tf.executing_eagerly() else ops.get_default_graph()
 
 
-def _read(value: Any) -> Any:
-    """Return a tensor: of a variable its value, of a sparse gradient its rows, each once."""
-    value = getattr(value, "_value", value)
-    if isinstance(value, tf.IndexedSlices):
-        return _rows(value)[0]
-    return value.read_value() if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
-
-
-def _rows(value: tf.IndexedSlices) -> tuple[Any, Any]:
-    places, which = tf.unique(value.indices)
-    return tf.math.unsorted_segment_sum(value.values, which, tf.size(places)), places
-
-
-def _wide(value: Any) -> Any:
-    return tf.cast(_read(value), tf.float32)
-
-
-class TensorFlowKernels:
-    """See `trueup.recording.engine.monitored_step.Kernels`."""
-
-    def size(self, tensor: Any) -> int:
-        return math.prod(tensor.shape)
-
-    def norms(self, tensors: Sequence[Any]) -> list[Any]:
-        return [tf.norm(_wide(one)) for one in tensors]
-
-    def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        return [tf.norm(tf.cast(_read(one) - other, tf.float32)) for one, other in zip(tensors, others, strict=True)]
-
-    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        products = []
-        for one, other in zip(tensors, others, strict=True):
-            if isinstance(one, tf.IndexedSlices):
-                rows, places = _rows(one)
-                products.append(tf.cast(rows, tf.float32) * tf.gather(_wide(other), places))
-            else:
-                products.append(_wide(one) * _wide(other))
-        return [tf.reduce_sum(one) for one in products], [tf.reduce_sum(tf.sign(one)) for one in products]
-
-    def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> list[Any]:
-        return [tf.reduce_sum(tf.sign(_wide(v) - tf.square(_wide(m)))) for m, v in zip(momenta, variances, strict=True)]
-
-    def spread(self, tensor: Any, ends: tuple[float, float] | None) -> list[Any]:
-        held = _wide(tensor)
-
-        def share(where: Any) -> Any:
-            return tf.reduce_sum(tf.cast(where, tf.float32))
-
-        numbers = [tf.norm(held), tf.reduce_min(held), tf.reduce_max(held), share(tf.not_equal(held, 0))]
-        if ends is not None:
-            numbers.append(share((held < ends[0]) | (held > ends[1])))
-        elif tensor.dtype in HALVES:
-            numbers.append(share(tf.abs(held) >= float(tensor.dtype.max)))
-        return numbers if tensor.shape.is_fully_defined() else [*numbers, tf.cast(tf.size(held), tf.float32)]
-
-    def routes(self, logits: Any) -> list[Any]:
-        held = tf.reshape(_wide(logits), [-1, logits.shape[-1]])
-        share = tf.reduce_mean(tf.nn.softmax(held), 0)
-        chosen = tf.reduce_mean(tf.one_hot(tf.argmax(held, -1), logits.shape[-1]), 0)
-        entropy = -tf.reduce_sum(share * tf.math.log(tf.maximum(share, 1e-30)))
-        return [tf.reduce_max(chosen), entropy, tf.reduce_max(tf.abs(held))]
-
-
-class KerasLayers(Layers):
-    """The layers that a probe reads."""
-
-    def add(self, scope: str, layer: Any) -> None:
-        """Read a layer."""
-        if id(layer) not in self.scopes:
-            self.scopes[id(layer)] = scope
-            self._modules.append(layer)
-
-    def ran(self, layer: Any, given: Sequence[Any], output: Any) -> None:
-        """Take a layer's output."""
-        scope = self.scopes.get(id(layer), "")
-        found = output[0] if isinstance(output, (tuple, list)) and output else output
-        if not scope or not isinstance(found, tf.Tensor) or not found.dtype.is_floating or found.shape.rank is None:
-            return
-        whole = found.shape.is_fully_defined()
-        if whole and not found.shape.num_elements():
-            return
-        kind, activation = type(layer).__name__, getattr(getattr(layer, "activation", None), "__name__", "linear")
-        experts = found.shape[-1] or 0 if kind == "Dense" and activation == "linear" else 0
-        ends = activation if kind in ("Dense", "Activation") else kind
-        size = float(found.shape.num_elements()) if whole else None
-        self.took(scope, ends, found, size, half=found.dtype in HALVES, experts=experts)
-        if kind == "Softmax" and found.shape.rank == 4 and given:
-            self._weighed(scope.rpartition(".")[0] or scope, given[0], found)
-
-    def _weighed(self, scope: str, logits: Any, weights: Any) -> None:
-        def compute() -> Sequence[Any]:
-            held, first = _wide(logits), _wide(weights)[0]
-            first = first[:, :: max(1, (first.shape[-2] or 1) // QUERIES)]
-            return [tf.reduce_max(held), _entropy(first)]
-
-        self.attended(scope, compute)
-
-    def logits(self, scope: str, query: Any, key: Any, options: dict[str, Any]) -> None:
-        """Compute the logits of an attention again: of ``[batch, length, heads, width]``."""
-
-        def compute() -> Sequence[Any]:
-            q, k = (tf.transpose(_wide(one)[0], [1, 0, 2]) for one in (query, key))
-            step = max(1, (query.shape[1] or 1) // QUERIES)
-            rows = tf.range(tf.shape(q)[1])[::step]
-            q = q[:, ::step]
-            if k.shape[0] != q.shape[0]:  # grouped queries
-                k = tf.repeat(k, q.shape[0] // k.shape[0], 0)
-            scale = options.get("scale")
-            found = tf.matmul(q, k, transpose_b=True) * (q.shape[-1] ** -0.5 if scale is None else scale)
-            if options.get("is_causal"):
-                found = tf.where(tf.range(tf.shape(k)[1]) <= rows[:, None], found, -math.inf)
-            mask, bias = options.get("mask"), options.get("bias")
-            if mask is not None:
-                found = tf.where(tf.broadcast_to(mask, tf.shape(mask))[0][..., ::step, :], found, -math.inf)
-            if bias is not None:
-                found = found + _wide(bias)[0][..., ::step, :]
-            return [tf.reduce_max(found), _entropy(tf.nn.softmax(found))]
-
-        self.attended(scope, compute)
-
-    def keep(self, graph: Any) -> None:
-        """Forget what was taken in other graphs than this one: nothing here can read it."""
-        for held in (self._outputs, self._attention, self._routers):
-            for scope in [scope for scope, one in held.items() if not _of(one, graph)]:
-                del held[scope]
-
-
-def _of(held: Any, graph: Any) -> bool:
-    numbers = held[0] if isinstance(held, tuple) else held
-    return all(getattr(one, "graph", None) is graph if graph is not None else not hasattr(one, "op") for one in numbers)
-
-
-def _entropy(weights: Any) -> Any:
-    return -tf.reduce_mean(tf.reduce_sum(weights * tf.math.log(tf.maximum(weights, 1e-30)), -1))
-
-
 class TensorFlowProbe(StepProbe):
     """See `trueup.recording.engine.monitoring.Probe`; without ``models`` the outermost layers with weights that run inside a tape
     in the first step are read."""
@@ -192,7 +55,6 @@ class TensorFlowProbe(StepProbe):
     def __init__(self, listener: Listener, wanted: Wanted, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
         super().__init__(listener, wanted, models, optimizers)
         self._waiting: list[tuple[Any, int, Made, bool]] = []  # vector, its length, what it becomes, whether of sampled steps
-        self._graph: Any = None  # in which the numbers that wait are
         self._gradients: dict[int, Any] = {}  # that an optimizer is given, by variable
         self._variables: list[Any] = []
         self._scaled: set[int] = set()
@@ -310,7 +172,7 @@ class TensorFlowProbe(StepProbe):
             return
         with record.stop_recording():
             counts = [getattr(one, "_trueup_count", 1) for one in numbers]
-            flat = [tf.reshape(tf.cast(_read(one), tf.float32), [-1]) for one in numbers]
+            flat = [tf.reshape(tf.cast(read(one), tf.float32), [-1]) for one in numbers]
             self._waiting.append((tf.concat(flat, 0), sum(counts), made, sampled and _graph() is not None))
 
     def send(self) -> list[Block] | None:
@@ -466,15 +328,15 @@ class TensorFlowProbe(StepProbe):
             return None
 
     def rates(self, optimizer: Any) -> list[Any]:
-        return [_read(optimizer.learning_rate)]
+        return [read(optimizer.learning_rate)]
 
     def copied(self, tensors: Sequence[Any]) -> list[Any]:
         graph = _graph()
         if graph is None:
-            return [tf.identity(_read(one)) for one in tensors]
+            return [tf.identity(read(one)) for one in tensors]
         # The branches must agree in rank, not in size: nothing is copied in a step that is not sampled.
         found: Sequence[Any] = tf.cond(
-            self._flag(graph), lambda: [tf.identity(_read(one)) for one in tensors],
+            self._flag(graph), lambda: [tf.identity(read(one)) for one in tensors],
             lambda: [tf.zeros([0] * len(one.shape), _dtype(one)) for one in tensors],
         )  # fmt: skip
         return list(found)
@@ -538,7 +400,7 @@ class TensorFlowProbe(StepProbe):
         return result
 
     def _scaled_begins(self, scaler: Any, grads: Sequence[Any], args: Any, kwargs: Any, skipped: list[Any]) -> None:
-        scale = _read(scaler.dynamic_scale) if scaler.built else tf.constant(scaler.initial_scale, tf.float32)
+        scale = read(scaler.dynamic_scale) if scaler.built else tf.constant(scaler.initial_scale, tf.float32)
         self.add([scale], lambda got: [(SCALE, got)], sampled=False)
         skipped.append(1.0 - tf.cast(scaler.check_finite([one for one in grads if one is not None]), tf.float32))
         unscaled = [None if one is None else one / tf.cast(scale, one.dtype) for one in grads]
@@ -571,7 +433,7 @@ class TensorFlowProbe(StepProbe):
         if most or clipped is not None or getattr(optimizer, "clipvalue", None):
             self._clipped.append((tf.norm(tf.stack(self.kernels.norms(norms))), largest))
         if (value := getattr(optimizer, "clipvalue", None)) and clipped is None:
-            norms = [tf.clip_by_value(_read(one), -value, value) for one in norms]
+            norms = [tf.clip_by_value(read(one), -value, value) for one in norms]
         plan.gradient_norms(self, norms, clipped)
         if self.sampled:
             plan.compare_with_momentum(self, optimizer)

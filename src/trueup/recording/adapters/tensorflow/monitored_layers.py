@@ -1,0 +1,149 @@
+"""Numbers of TensorFlow's tensors for a monitor, and what it takes of Keras layers: outputs, attention's logits, routers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trueup.recording.engine.monitored_step import QUERIES, Layers
+
+HALVES = (tf.float16, tf.bfloat16)
+
+
+def read(value: Any) -> Any:
+    """Return a tensor: of a variable its value, of a sparse gradient its rows, each once."""
+    value = getattr(value, "_value", value)
+    if isinstance(value, tf.IndexedSlices):
+        return _rows(value)[0]
+    return value.read_value() if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
+
+
+def _rows(value: tf.IndexedSlices) -> tuple[Any, Any]:
+    places, which = tf.unique(value.indices)
+    return tf.math.unsorted_segment_sum(value.values, which, tf.size(places)), places
+
+
+def _wide(value: Any) -> Any:
+    return tf.cast(read(value), tf.float32)
+
+
+class TensorFlowKernels:
+    """See `trueup.recording.engine.monitored_step.Kernels`."""
+
+    def size(self, tensor: Any) -> int:
+        return math.prod(tensor.shape)
+
+    def norms(self, tensors: Sequence[Any]) -> list[Any]:
+        return [tf.norm(_wide(one)) for one in tensors]
+
+    def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        return [tf.norm(tf.cast(read(one) - other, tf.float32)) for one, other in zip(tensors, others, strict=True)]
+
+    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        products = []
+        for one, other in zip(tensors, others, strict=True):
+            if isinstance(one, tf.IndexedSlices):
+                rows, places = _rows(one)
+                products.append(tf.cast(rows, tf.float32) * tf.gather(_wide(other), places))
+            else:
+                products.append(_wide(one) * _wide(other))
+        return [tf.reduce_sum(one) for one in products], [tf.reduce_sum(tf.sign(one)) for one in products]
+
+    def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> list[Any]:
+        return [tf.reduce_sum(tf.sign(_wide(v) - tf.square(_wide(m)))) for m, v in zip(momenta, variances, strict=True)]
+
+    def spread(self, tensor: Any, ends: tuple[float, float] | None) -> list[Any]:
+        held = _wide(tensor)
+
+        def share(where: Any) -> Any:
+            return tf.reduce_sum(tf.cast(where, tf.float32))
+
+        numbers = [tf.norm(held), tf.reduce_min(held), tf.reduce_max(held), share(tf.not_equal(held, 0))]
+        if ends is not None:
+            numbers.append(share((held < ends[0]) | (held > ends[1])))
+        elif tensor.dtype in HALVES:
+            numbers.append(share(tf.abs(held) >= float(tensor.dtype.max)))
+        return numbers if tensor.shape.is_fully_defined() else [*numbers, tf.cast(tf.size(held), tf.float32)]
+
+    def routes(self, logits: Any) -> list[Any]:
+        held = tf.reshape(_wide(logits), [-1, logits.shape[-1]])
+        share = tf.reduce_mean(tf.nn.softmax(held), 0)
+        chosen = tf.reduce_mean(tf.one_hot(tf.argmax(held, -1), logits.shape[-1]), 0)
+        entropy = -tf.reduce_sum(share * tf.math.log(tf.maximum(share, 1e-30)))
+        return [tf.reduce_max(chosen), entropy, tf.reduce_max(tf.abs(held))]
+
+
+class KerasLayers(Layers):
+    """The layers that a probe reads."""
+
+    def add(self, scope: str, layer: Any) -> None:
+        """Read a layer."""
+        if id(layer) not in self.scopes:
+            self.scopes[id(layer)] = scope
+            self._modules.append(layer)
+
+    def ran(self, layer: Any, given: Sequence[Any], output: Any) -> None:
+        """Take a layer's output."""
+        scope = self.scopes.get(id(layer), "")
+        found = output[0] if isinstance(output, (tuple, list)) and output else output
+        if not scope or not isinstance(found, tf.Tensor) or not found.dtype.is_floating or found.shape.rank is None:
+            return
+        whole = found.shape.is_fully_defined()
+        if whole and not found.shape.num_elements():
+            return
+        kind, activation = type(layer).__name__, getattr(getattr(layer, "activation", None), "__name__", "linear")
+        experts = found.shape[-1] or 0 if kind == "Dense" and activation == "linear" else 0
+        ends = activation if kind in ("Dense", "Activation") else kind
+        size = float(found.shape.num_elements()) if whole else None
+        self.took(scope, ends, found, size, half=found.dtype in HALVES, experts=experts)
+        if kind == "Softmax" and found.shape.rank == 4 and given:
+            self._weighed(scope.rpartition(".")[0] or scope, given[0], found)
+
+    def _weighed(self, scope: str, logits: Any, weights: Any) -> None:
+        def compute() -> Sequence[Any]:
+            held, first = _wide(logits), _wide(weights)[0]
+            first = first[:, :: max(1, (first.shape[-2] or 1) // QUERIES)]
+            return [tf.reduce_max(held), _entropy(first)]
+
+        self.attended(scope, compute)
+
+    def logits(self, scope: str, query: Any, key: Any, options: dict[str, Any]) -> None:
+        """Compute the logits of an attention again: of ``[batch, length, heads, width]``."""
+
+        def compute() -> Sequence[Any]:
+            q, k = (tf.transpose(_wide(one)[0], [1, 0, 2]) for one in (query, key))
+            step = max(1, (query.shape[1] or 1) // QUERIES)
+            rows = tf.range(tf.shape(q)[1])[::step]
+            q = q[:, ::step]
+            if k.shape[0] != q.shape[0]:  # grouped queries
+                k = tf.repeat(k, q.shape[0] // k.shape[0], 0)
+            scale = options.get("scale")
+            found = tf.matmul(q, k, transpose_b=True) * (q.shape[-1] ** -0.5 if scale is None else scale)
+            if options.get("is_causal"):
+                found = tf.where(tf.range(tf.shape(k)[1]) <= rows[:, None], found, -math.inf)
+            mask, bias = options.get("mask"), options.get("bias")
+            if mask is not None:
+                found = tf.where(tf.broadcast_to(mask, tf.shape(mask))[0][..., ::step, :], found, -math.inf)
+            if bias is not None:
+                found = found + _wide(bias)[0][..., ::step, :]
+            return [tf.reduce_max(found), _entropy(tf.nn.softmax(found))]
+
+        self.attended(scope, compute)
+
+    def keep(self, graph: Any) -> None:
+        """Forget what was taken in other graphs than this one: nothing here can read it."""
+        for held in (self._outputs, self._attention, self._routers):
+            for scope in [scope for scope, one in held.items() if not _of(one, graph)]:
+                del held[scope]
+
+
+def _of(held: Any, graph: Any) -> bool:
+    numbers = held[0] if isinstance(held, tuple) else held
+    return all(getattr(one, "graph", None) is graph if graph is not None else not hasattr(one, "op") for one in numbers)
+
+
+def _entropy(weights: Any) -> Any:
+    return -tf.reduce_mean(tf.reduce_sum(weights * tf.math.log(tf.maximum(weights, 1e-30)), -1))
