@@ -56,7 +56,7 @@ def _write(source: Capture, slots: int, directory: Path, one_step: bool, *, diff
     writer = Writer(directory, claim(directory, 0, root.get("run")), root, manifest)
     writer.add_sites((site, frames, text) for site, (frames, text) in source.sites(0).items())
     steps = max(1, round(slots / table.num_rows))
-    template = _Template(table)
+    template = Template(table)
     for first in range(0, steps, ONE_FLUSH if one_step else BATCH):
         if one_step:
             times = range(first, min(steps, first + ONE_FLUSH))
@@ -86,7 +86,7 @@ def _calls_of_a_kind(table: pa.Table) -> pa.Array:
     return pa.array(last[which] + 1)
 
 
-class _Template:
+class Template:
     """The rows of one step, and which distinct float tensor each of them shows."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -96,7 +96,9 @@ class _Template:
         self._table = self._shifted(table, -first)
         digests = table["digest"].combine_chunks()
         floats = pc.starts_with(table["dtype"].cast(pa.string()), "float").fill_null(False)
-        changes = pc.and_(floats, digests.is_valid()).to_numpy(zero_copy_only=False)
+        moves = pc.not_equal(table["min"], table["max"])  # no device rounds a constant
+        changes = pc.and_(pc.and_(floats, digests.is_valid()), moves.combine_chunks().fill_null(False))
+        changes = changes.to_numpy(zero_copy_only=False)
         self._rows = np.flatnonzero(changes)
         codes = digests.take(pa.array(self._rows)).dictionary_encode()
         self._tensor = codes.indices.to_numpy()
@@ -112,10 +114,10 @@ class _Template:
             table = table.set_column(place, table.schema.field(place), pc.add(table[name], pa.scalar(by, pa.int64())))
         return table
 
-    def at(self, step: int, *, differs: bool) -> pa.Table:
-        """Return the records of a step."""
+    def at(self, step: int, *, differs: bool, rank: int = 0) -> pa.Table:
+        """Return the records of a step; another rank rounds otherwise."""
         table = self._shifted(self._table, step * self._span)
-        chance = np.random.default_rng([step, differs])
+        chance = np.random.default_rng([step, differs, rank])
         replaced: dict[str, Any] = {"digest": self._digested(chance)}
         shift = ROUNDING * chance.standard_normal(self._count) if differs else np.zeros(self._count)
         for name in SCALED:

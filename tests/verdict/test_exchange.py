@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trueup.comparison.verdict.exchange import Exchange
 from trueup.foundation.model import Result
+from trueup.foundation.words.sentence import ranks_alike
 from verdict.captures import Recording, changed, compared, normal
 
 W = [normal(16, 16, seed=k) for k in range(4)]
@@ -156,3 +159,22 @@ def test_only_the_root_explains_a_broadcast(tmp_path: Path) -> None:
     assert [(c.rank, c.op) for c in broken] == [(1, "c10d::broadcast_")]
     came = compared(tmp_path, broadcast(), broadcast(wrong=True))
     assert places(came) == [(0, "aten::mm", None, 0), (1, "c10d::broadcast_", 0, 0)]
+
+
+def test_what_all_ranks_gave_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of ranks each asks, and the answer is the same but for the one that asks."""
+    looked: list[int] = []
+    inner = Exchange._contributions
+    monkeypatch.setattr(Exchange, "_contributions", lambda self, *given: looked.append(1) or inner(self, *given))
+    many = tuple(range(24))
+    both = [data_parallel(wrong=wrong, ranks=many) for wrong in (None, 7)]
+    for run in both:
+        for row in run.rows:
+            row |= {"value": row["value"].replace("0-2", "0-23")} if "value" in row else {}
+    result = compared(tmp_path, *both)
+    assert {sender for rank, _, sender, _ in places(result) if rank != 7} == {7}
+    assert (len(result.occurrences), len(looked)) == (24, 1)
+    assert [ranks for _, ranks, _ in ranks_alike(result.occurrences)] == ["0-6, 8-23", "7"]
+    others = [dataclasses.replace(result.occurrences[0], rank=2 * n) for n in range(20)]
+    scattered = [dataclasses.replace(one, sentence=f"rank {one.rank} got it") for one in others]
+    assert ranks_alike(scattered)[0][2] == "ranks 0, 2, 4, 6, 8, 10… (20 ranks) got it"

@@ -125,13 +125,18 @@ def finish_table(
     shown = {"carried": "agrees", "unsized": "incomparable"}
     state = np.array([states.index(shown.get(word, word)) for word in words], np.int8)[told]
     after = np.zeros(len(seq), bool) if first is None else (step > first[0]) | ((step == first[0]) & (seq > first[1]))
-    for place, got in (reached or {}).items() if first is not None else ():
-        since = min([got, *((s, n + 1) for r, s, n in culprits if r == place)])
-        after = np.where(rank == place, (step > since[0]) | ((step == since[0]) & (seq >= since[1])), after)
+    sinces = dict((reached or {}).items() if first is not None else ())
+    for place, s, n in culprits:
+        if place in sinces:
+            sinces[place] = min(sinces[place], (s, n + 1))
+    order = np.argsort(rank, kind="stable") if sinces else np.empty(0, np.int64)  # once for all: of thousands, each has few rows
+    for place, since in sinces.items():
+        rows = order[slice(*np.searchsorted(rank, [place, place + 1], sorter=order))]
+        after[rows] = (step[rows] > since[0]) | ((step[rows] == since[0]) & (seq[rows] >= since[1]))
     victim = after & np.array([word in ("carried", "unsized") for word in words])[told]
     culprit = np.zeros(len(seq), bool)
-    for one in culprits:
-        culprit |= (rank == one[0]) & (step == one[1]) & (seq == one[2])
+    near = np.flatnonzero(np.isin(seq, [n for _, _, n in culprits]))
+    culprit[near] = [one in culprits for one in zip(*(key[near].tolist() for key in (rank, step, seq)), strict=True)]
     victim &= ~culprit
     state[victim | culprit] = states.index("deviates")
     inherited = np.array([word == "carried" for word in words])[told] & ~victim & ~culprit

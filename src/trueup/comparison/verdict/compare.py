@@ -68,7 +68,7 @@ class Comparison:
         self.uncompared = not self.overlap.is_whole  # whether something of one run was not compared: never aligned then
         alone = all(len(capture.ranks) == 1 for capture in self.captures)
         self.origins = {rank: Origins(alone) for rank in self.ranks}
-        self.exchange = Exchange(self.ranks, limited=bool(criterion.limits))
+        self.exchange = Exchange(dict.fromkeys(self.ranks), limited=bool(criterion.limits))
         recorded = [(keeps_all(capture.root.get("config")), capture.steps[0] == self.steps[0]) for capture in self.captures]
         self.recorded = [{rank: Recorded(*facts) for rank in self.ranks} for facts in recorded]
         self.names = Vocabulary()

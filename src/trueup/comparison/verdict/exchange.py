@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Stream, distinct
+from trueup.comparison.graph.streams import NONE, Array, Stream, distinct
 from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
 from trueup.foundation.facts.arguments import ranks_of
 from trueup.foundation.facts.operators import has, having
@@ -36,6 +36,7 @@ Use = Literal["handed out", "moved", "read"]
 """What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
 
 Key = tuple[str, ...]  # kind of communication: level, operator, group and its ranks; of two ranks level, sender, receiver and tag
+Told = tuple[list[tuple[int, Reason]], list[tuple[int, float]]]  # ranks of which it is not known what they gave; errors of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,12 @@ class Received:
 class Exchange:
     """The communications of a comparison, a few steps at a time; ``limited``: by limits, an input that fails explains all."""
 
-    ranks: Sequence[int]
+    ranks: Collection[int]
     limited: bool = False
     received: list[Received] = field(default_factory=list)
     guilty: dict[int, float] = field(default_factory=dict)  # by ``id`` of suspects at fault themselves: the largest given error
     unknown: list[tuple[Suspect, Reason]] = field(default_factory=list)  # those that another rank may explain, and why it is open
-    _given: dict[int, dict[Key, dict[int, list[Given]]]] = field(default_factory=lambda: defaultdict(dict))
-    """By step, key and rank, in order."""
+    _given: dict[int, dict[Key, dict[int, list[Given]]]] = field(default_factory=lambda: defaultdict(dict))  # by step, key, rank
     _open: dict[int, list[tuple[Suspect, Spoken]]] = field(default_factory=lambda: defaultdict(list))
 
     def keep(self, part: Part) -> None:
@@ -105,68 +105,70 @@ class Exchange:
         return {id(one.suspect) for one in self.received} | {id(suspect) for suspect, _ in self.unknown}
 
     def _settle(self, step: int) -> None:
+        told: dict[Any, Told] = {}  # thousands of ranks ask the same
         for suspect, spoken in self._open.pop(step):
-            found = self._contributions(step, suspect.rank, spoken)
+            found = self._worst(step, suspect.rank, spoken, told)
+            judged = suspect.judged
             if isinstance(found, Reason):
                 self.unknown.append((suspect, found))
-                continue
-            judged, sender = suspect.judged, max(found, key=lambda rank: found[rank], default=suspect.rank)
-            worst = found.get(sender, 0.0)
-            if judged.error_out <= judged.own + judged.row.factor * worst:
-                self.received.append(Received(suspect, sender))
+            elif judged.error_out <= judged.own + judged.row.factor * found[1]:
+                self.received.append(Received(suspect, found[0]))
             else:
-                self.guilty[id(suspect)] = max(worst, judged.error_in)
+                self.guilty[id(suspect)] = max(found[1], judged.error_in)
 
-    def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | Reason:
-        """Return the error of what each other rank gave, or why it is not known."""
+    def _worst(self, step: int, rank: int, spoken: Spoken, told: dict[Any, Told]) -> tuple[int, float] | Reason:
+        """Return the other rank whose input differs most, and by how much, or why it is not known."""
         if spoken.key[1] == "recv":
             return self._of_sender(step, rank, spoken)
-        members = _members(spoken)
-        if members is None:
-            return Why.NO_RANKS()
         by_rank = self._given[step].get(spoken.key, {})
-        here, found = len(by_rank[rank]), {}
-        for member in members:
-            if member == rank:
-                continue
-            if member not in self.ranks:
-                return Why.NOT_IN_BOTH(member)
-            given = by_rank.get(member, [])
-            if len(given) != here:
-                return Why.OTHER_NUMBER(member, len(given), here)
-            found[member] = given[spoken.number].error
-            if np.isnan(found[member]):
-                return Why.GIVEN_UNCOMPARED(member)
-        return found
+        asked = spoken.key, spoken.number, len(by_rank[rank]), str(spoken.arguments.get("root"))
+        if asked not in told:
+            told[asked] = self._contributions(spoken, by_rank, asked[2])
+        unknown = [why for member, why in told[asked][0] if member != rank]
+        errors = [one for one in told[asked][1] if one[0] != rank]
+        return unknown[0] if unknown else errors[0] if errors else (rank, 0.0)
 
-    def _of_sender(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | Reason:
+    def _contributions(self, spoken: Spoken, by_rank: dict[int, list[Given]], here: int) -> Told:
+        """Return the first two members of whom it is not known what they gave, and the two whose input differs most."""
+        unknown, errors = list[tuple[int, Reason]](), list[tuple[int, float]]()
+        if (members := _members(spoken)) is None:
+            unknown = [(NONE, Why.NO_RANKS())]
+        for member in members or ():
+            given = by_rank.get(member, [])
+            if member not in self.ranks or len(given) != here:
+                alone = member not in self.ranks
+                unknown.append((member, Why.NOT_IN_BOTH(member) if alone else Why.OTHER_NUMBER(member, len(given), here)))
+            elif np.isnan(error := given[spoken.number].error):
+                unknown.append((member, Why.GIVEN_UNCOMPARED(member)))
+            else:
+                errors.append((member, error))
+        return unknown[:2], sorted(errors, key=lambda one: -one[1])[:2]
+
+    def _of_sender(self, step: int, rank: int, spoken: Spoken) -> tuple[int, float] | Reason:
         source = spoken.arguments.get("src")
         senders = [source] if isinstance(source, int) else [r for r in self.ranks if r != rank]
         for near in sorted(range(step - HELD, step + HELD + 1), key=lambda s: abs(s - step)):
             for sender in senders:
                 for given in self._sent(near, sender, rank, spoken):
                     if given.content == spoken.content:
-                        return Why.SENT_UNCOMPARED(sender) if np.isnan(given.error) else {sender: given.error}
+                        return Why.SENT_UNCOMPARED(sender) if np.isnan(given.error) else (sender, given.error)
         if not isinstance(source, int) or source not in self.ranks:
             return Why.SENDER_NOT_IN_BOTH(source) if isinstance(source, int) else Why.SENDER_UNKNOWN()
         sent, here = self._sent(step, source, rank, spoken), len(self._given[step].get(spoken.key, {}).get(rank, []))
         if len(sent) != here or np.isnan(sent[spoken.number].error):
             return Why.SENT_NOT_FOUND(source)
-        return {source: sent[spoken.number].error}  # it was changed on its way
+        return source, sent[spoken.number].error  # it was changed on its way
 
     def _sent(self, step: int, sender: int, receiver: int, spoken: Spoken) -> list[Given]:
-        key = _between(spoken.key[0], "send", sender, receiver, spoken.arguments)
-        return self._given.get(step, {}).get(key, {}).get(sender, [])
+        made = self._given.get(step, {})
+        return made.get(_between(spoken.key[0], "send", sender, receiver, spoken.arguments), {}).get(sender, [])
 
 
 def _spoken(verdicts: Verdicts, rank: int, *, limited: bool) -> Iterator[tuple[int, int, Spoken, Given]]:
     """Yield the communications of the candidate on one rank, in order: step, ``seq``, what it is, what the rank gave."""
-    errors = verdicts.errors
-    stream = errors.streams[1]
+    errors, stream = verdicts.errors, verdicts.errors.streams[1]
     calls = np.flatnonzero(stream.during("collective")).tolist()
-    if not calls:
-        return
-    pairs = dict(zip(errors.calls[1].tolist(), range(len(verdicts)), strict=True))
+    pairs = dict(zip(errors.calls[1].tolist(), range(len(verdicts)), strict=True)) if calls else {}
     numbers: defaultdict[tuple[int, Key], int] = defaultdict(int)
     for call in calls:
         arguments = stream.given(call)
@@ -197,9 +199,8 @@ def _error_given(verdicts: Verdicts, pair: int | None, *, limited: bool) -> floa
 
 def _content(stream: Stream, call: int, *, sends: bool) -> int:
     """Return a number for the bytes that a call sent or received: the digest, else a hash of the sketch."""
-    wanted = is_input if sends else is_output
     for number, k in stream.slots(call).items():
-        if wanted(stream.names.names[number]):
+        if (is_input if sends else is_output)(stream.names.names[number]):
             return int(stream.digest[k]) if stream.has_digest[k] else hash(stream.sketch[k].tobytes())
     return 0
 
@@ -210,10 +211,9 @@ def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[
 
 def _members(spoken: Spoken) -> list[int] | None:
     """Return the ranks whose inputs make the result."""
-    root = spoken.arguments.get("root")
+    root, ranks = (spoken.arguments.get(name) for name in ("root", "ranks"))
     if isinstance(root, int) and has(spoken.op, "from-root"):
         return [root]
-    ranks = spoken.arguments.get("ranks")
     return ranks_of(ranks) if isinstance(ranks, str) else None
 
 

@@ -35,7 +35,7 @@ from trueup.doors.report import charts, result_view
 from trueup.doors.report.charts import diagram, edge_rows
 from trueup.foundation.model import PHASES, Evidence, Finding, Result
 from trueup.foundation.words.answers import answers
-from trueup.foundation.words.sentence import HEADS, evidence, operators
+from trueup.foundation.words.sentence import HEADS, evidence, operators, ranks_alike
 from trueup.foundation.words.wording import clean, counted, number, one_line, sci, times
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def _facts(result: Result) -> dict[str, Any]:
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
         "methods": result_view.METHODS,
         "states": STATES,
+        "alike_ranks": ranks_alike(result.occurrences),
     }
 
 

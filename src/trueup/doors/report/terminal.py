@@ -31,7 +31,7 @@ from rich.text import Text
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
 from trueup.doors.report import result_view
-from trueup.foundation.words.sentence import HEADS, evidence, operators
+from trueup.foundation.words.sentence import HEADS, evidence, operators, ranks_alike
 from trueup.foundation.words.wording import clean, counted, one_line, sci, shorten, user_source
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ def render(result: Result, console: Console) -> None:
         _slots(result.culprit, console)
         _worst(result.culprit, console)
     if len(result.occurrences) > 1:
-        section(console, "first on each rank", _occurrences(result))
-        print_more(console, len(result.occurrences) - RANKS_SHOWN)
+        alike = ranks_alike(result.occurrences)
+        section(console, "first on each rank", _occurrences([said for _, _, said in alike[:RANKS_SHOWN]]))
+        print_more(console, len(alike) - RANKS_SHOWN)
     for title, rows in (("loss", result_view.loss_rows(result)), ("gradient norm", result_view.norm_rows(result))):
         if rows:
             section(console, title, _curve(rows))
@@ -200,10 +201,10 @@ def _unmatched(result: Result) -> Table:
     return table
 
 
-def _occurrences(result: Result) -> Table:
+def _occurrences(lines: Sequence[str]) -> Table:
     table = Table.grid()
-    for one in result.occurrences[:RANKS_SHOWN]:
-        table.add_row(Text(one_line(one.sentence), overflow="fold"))
+    for line in lines:
+        table.add_row(Text(one_line(line), overflow="fold"))
     return table
 
 

@@ -73,9 +73,9 @@ class Capture:
         self.lost, self.unfinished = found.lost, found.unfinished
         self._parts, self._site_files = found.parts, found.sites
         self._names = schema.NAMES.union(*{part.names for part in found.parts})
-        self._by_step: dict[int, list[Part]] = {}
+        self._by_step: dict[int, dict[int, list[Part]]] = {}  # and by rank: of thousands, one is wanted at a time
         for part in sorted(found.parts, key=lambda part: part.step):
-            self._by_step.setdefault(part.step, []).append(part)
+            self._by_step.setdefault(part.step, {}).setdefault(part.rank, []).append(part)
         self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Capture:
         if unknown:
             raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(self._names)}")
         steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
-        chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
+        chosen = [part for step in steps for part in self._of_step(step, accepted.get("rank"))]
         names = None if columns is None else [name for name in dict.fromkeys([*columns, *parts.KEYS]) if name != WRITTEN]
         others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
         raw = side_by_side(lambda part: self._read(part, names, others), chosen, READERS)
@@ -161,10 +161,16 @@ class Capture:
         extra = [name for name in there if name not in schema.NAMES]
         return _selected(parts.in_order(table), columns if columns is not None else [*ordered, *extra])
 
+    def _of_step(self, step: int, ranks: Collection[int] | None) -> list[Part]:
+        """Return the parts of a step and some ranks, all for None."""
+        held = self._by_step.get(step, {})
+        chosen = held if ranks is None or len(ranks) > len(held) else sorted(ranks)
+        return [part for rank in chosen if ranks is None or rank in ranks for part in held.get(rank, ())]
+
     def pieces(self, rank: int, steps: Collection[int]) -> list[Piece] | None:
         """Return the sketches of a rank and some steps, part by part in the order of `records`, or None if no seal tells."""
         found, last = [], (-1, -1)
-        for part in (part for step in sorted(steps) for part in self._by_step.get(step, ()) if part.rank == rank):
+        for part in (part for step in sorted(steps) for part in self._of_step(step, (rank,))):
             if part.lanes is None or part.seqs is None or (part.step, part.seqs[0]) < last:
                 return None
             last = part.step, part.seqs[1]

@@ -89,14 +89,16 @@ def _scan_rank(root: Path, rank: int, found: Found) -> None:
             found.sites[rank].append(folder / name)
         elif name.endswith(layout.TEMPORARY):
             found.problems.append(f"rank {rank}: {name} was never finished; what it would have held is missing")
+    own: list[Part] = []
     heaps = [candidates[n : n + HEAP] for n in range(0, len(candidates), HEAP)]  # a task for each would cost more than it does
     for inspected in side_by_side(lambda heap: [_inspect(path, rank, step) for step, path in heap], heaps):
         for part in inspected:
             if isinstance(part, str):
                 found.lose(part)
             else:
-                found.parts.append(part)
-    for text in missing(rank, found.ranks[rank], [part for part in found.parts if part.rank == rank]):
+                own.append(part)
+    found.parts += own
+    for text in missing(rank, found.ranks[rank], own):
         found.lose(text)
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.facts.operators import says
 from trueup.foundation.facts.slots import STEP
 from trueup.foundation.facts.why import Reason, Why
@@ -41,6 +42,7 @@ DRAWS = (
     "devices draw different numbers from one seed ({0} in the baseline, {1} in the candidate): draw with a CPU generator in both "
     "runs and move the result, or save what one run draws and load it in the other"
 )
+RUNS_NAMED = 6  # runs of ranks, of which the same is said, that are named before they are counted
 OTHERS_NAMED = 3  # how many further culprits the sentence names before it counts them
 
 
@@ -109,6 +111,20 @@ def occurrence_text(one: Occurrence) -> str:
         return f"rank {one.rank}: {where}, which is where it arises"
     origin = f", where it came from rank {one.cause}" if one.cause is not None else ", and where it arose is not known"
     return f"rank {one.rank} got it from rank {one.sender}{'' if one.cause == one.sender else origin}: {where}"
+
+
+def ranks_alike(occurrences: Sequence[Occurrence]) -> list[tuple[Occurrence, str, str]]:
+    """Join ranks of which all but the number is the same: the first of them, the ranks in short, and what is said of them."""
+    found: dict[str, list[Occurrence]] = {}
+    for one in occurrences:
+        found.setdefault(one.sentence.removeprefix(f"rank {one.rank}"), []).append(one)
+    told = []
+    for said, alike in found.items():
+        runs = in_runs([one.rank for one in alike], ", ").split(", ")
+        more = f"{ELLIPSIS} ({len(alike):,} ranks)" if len(runs) > RUNS_NAMED else ""
+        ranks = ", ".join(runs[:RUNS_NAMED]) + more
+        told.append((alike[0], ranks, f"rank{'s' if len(alike) > 1 else ''} {ranks}{said}"))
+    return told
 
 
 def _draws(finding: Finding) -> bool:
