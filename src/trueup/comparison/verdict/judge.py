@@ -190,7 +190,7 @@ class _Judge:
         inside = np.maximum.reduce([_leaves_inside(side)[calls] for side, calls in sides])
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest, inside)
         pair, order = self.errors.pair[outputs], None
-        if (names.table(having("listed")) | names.table(having("read")))[calls.op].any():
+        if (names.table(having("listed"))[calls.op] | names.table(having("read"))[calls.op]).any():
             pair, owner, which = self._by_element(owner, entries, outputs)
             pair, owner, entries, which = self._by_read(pair, owner, entries, outputs, which)
             calls = calls.take(which)

@@ -24,6 +24,7 @@ COMMANDS = {
     "watch": ("running", "--stop-after 1 -- python train.py"),
     "monitor": ("monitoring", "-o runs/monitor -- python train.py"),
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
+    "push": ("running", "runs/cpu s3://bucket/runs/cpu"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
     "invariants": ("monitoring", "runs/npu --check invariants.json"),

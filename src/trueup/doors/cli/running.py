@@ -13,6 +13,7 @@ import typer
 from trueup.doors.cli import options as shared
 from trueup.doors.cli.options import File, Number, Word, Words
 from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
+from trueup.foundation.store.objects import Push, spooled, url_of
 from trueup.foundation.words.wording import say
 from trueup.recording.recorder.options import FRAMES
 
@@ -65,6 +66,15 @@ def capture(
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
     command = shared.required(command, "capture", "capture -o runs/cpu")
+    if (url := url_of(output)) is not None:
+        if overwrite:
+            said = "Nothing on object storage is written over.\n  got:      --overwrite\n"
+            raise UsageError(f"{said}  next:     choose another URL than {url}")
+        with spooled(url, shared=run_id is not None, say=say) as spool:
+            return capture(
+                spool, command, level, detail, steps, stop, ranks, include, exclude, phase, on_error, compile, policy, inputs_from,
+                force, shadow, shadow_sample, shadow_seed, shadow_time, shadow_largest, shadow_exit, run_id,
+            )  # fmt: skip
     if overwrite:
         _cleared(output, run_id)
     options: dict[str, Any] = {
@@ -130,6 +140,23 @@ def tell_shadow(directory: Path, code: int, *, decides: bool) -> int:
         say(line)
     say(f"the table of errors: trueup shadow-report {directory}")
     return code or (result.exit_code if decides else 0)
+
+
+def push(
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="The capture, or the spool of one.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where it goes: s3://bucket/name, gs:// or az://.")],
+) -> None:
+    """Bring a capture to object storage, or go on with a push that was killed: what is there already is not put again."""
+    if (target := url_of(url)) is None:
+        said = f"URL cannot be read.\n  expected: s3://bucket/name, gs:// or az://\n  got:      {url!r}"
+        raise UsageError(f"{said}\n  next:     correct it")
+    from trueup.doors.report.progress import shown
+    from trueup.foundation.store.layout import read_root
+
+    read_root(path)
+    with shown():
+        put = Push(path, target).push(complete=True)
+    say(f"{path} is at {target}: {put:,} bytes were put")
 
 
 OUTPUT = "Where hits are saved; else trueup-watch, or the next free of that name."

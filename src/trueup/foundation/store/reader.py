@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import layout, parts, salvage, schema, sketch_pages
+from trueup.foundation.store import layout, objects, parts, salvage, schema, sketch_pages
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import Segment, open_segment
@@ -30,16 +30,24 @@ WRITTEN = "written"  # column that no file holds: the place of each row in the o
 
 
 def open_capture(path: str | Path | Capture) -> Capture:
-    """Open a capture for reading, salvaging what an interrupted run left; one that is open is returned as it is.
+    """Open a capture for reading, salvaging what an interrupted run left; one that is open is returned as it is, one at a URL
+    (``s3://bucket/run``, ``gs://``, ``az://``) is fetched first.
 
     Raises:
         TrueupError: there is no such directory, it is not a capture, its format is newer, or its manifest is damaged.
     """
     if isinstance(path, Capture):
         return path
-    root = Path(path)
+    lacking: list[str] = []
+    if (url := objects.url_of(path)) is None:
+        root = Path(path)
+    else:
+        root, lacking = objects.fetched(url)
     content = layout.read_root(root)
-    return Capture(root, content, salvage.scan(root, content))
+    found = salvage.scan(root, content)
+    for text in lacking:
+        found.lose(text)
+    return Capture(root, content, found)
 
 
 @dataclass(frozen=True, slots=True)

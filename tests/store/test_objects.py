@@ -1,0 +1,187 @@
+"""Captures on object storage, against a server of S3 on the loopback: pushed, killed, gone on with, fetched."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trueup import compare, open_capture
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Writer, objects
+from trueup.foundation.store.objects import Objects, Push, url_of
+
+pytest.importorskip("obstore", reason="object storage needs obstore, which the extra dev installs")
+moto = pytest.importorskip("moto.server", reason="a server of S3 needs moto, which the extra dev installs")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket of this test's; returns its URL."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "s3cret-of-mine",
+        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "TRUEUP_CACHE": str(tmp_path / "cache"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    name = f"test-{abs(hash(request.node.name)):x}"
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=10)
+    return f"s3://{name}"
+
+
+def recorded(folder: Path, *, ranks: int = 2, factor: float = 1.0, run: str = "r1") -> Path:
+    """Write a small capture: each rank multiplies once."""
+    root = {"run": run, "levels": ["aten"], "detail": "stats", "config": {}}
+    manifest = {"framework": "torch", "world_size": ranks, "steps_over": True}
+    for writer in [Writer(folder, rank, root, manifest) for rank in range(ranks)]:
+        slots = {"input.0": 2.0, "output.0": 2.0 * factor}
+        names = {"op": "aten::mul", "level": "aten", "phase": "forward", "scope": "", "dtype": "float32", "device": "cpu"}
+        columns: dict[str, list[Any]] = {name: [value, value] for name, value in names.items()}
+        columns |= {"seq": [0, 0], "ordinal": [0, 0], "slot": list(slots), "shape": [[1], [1]], "numel": [1, 1]}
+        columns |= {name: list(slots.values()) for name in ("min", "max", "mean", "l2")}
+        columns |= {f"n_{kind}": [0, 0] for kind in ("nan", "posinf", "neginf", "zero", "subnormal", "saturated")}
+        columns |= {"digest": [f"{int(value * 1000):016x}" for value in slots.values()]}
+        columns |= {"sketch": [[value] + [0.0] * 63 for value in slots.values()]}
+        writer.write_records(0, columns)
+        writer.close("complete")
+    return folder
+
+
+def test_a_capture_is_pushed_and_compared_where_it_lies(bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, factor in (("a", 1.0), ("b", 1.0), ("c", 1.5)):
+        assert main(["push", str(recorded(tmp_path / name, factor=factor)), f"{bucket}/{name}"]) == 0
+    assert main(["compare", f"{bucket}/a", f"{bucket}/b"]) == 0
+    assert main(["compare", f"{bucket}/a", f"{bucket}/c", "-o", str(tmp_path / "report")]) == 1
+    assert main(["show", f"{bucket}/c"]) == 0
+    assert "aten::mul" in capsys.readouterr().out
+    held = open_capture(f"{bucket}/c")
+    assert (len(held.ranks), held.rows, held.problems) == (2, 4, [])
+    texts = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"s3cret-of-mine" not in texts
+
+
+def test_a_killed_push_is_gone_on_with(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it put is in no complete index, so nothing of it is called aligned; the next push puts the rest."""
+    whole, half = recorded(tmp_path / "whole"), recorded(tmp_path / "half")
+    Push(whole, f"{bucket}/whole").push(complete=True)
+    put, names = Objects.put, list[str]()
+
+    def dying(self: Objects, name: str, content: Any, **more: Any) -> bool:
+        if name.startswith("rank-00001/") and not name.endswith("lock"):
+            raise KeyboardInterrupt
+        names.append(name)
+        return put(self, name, content, **more)
+
+    monkeypatch.setattr(objects, "WORKERS", 1)
+    monkeypatch.setattr(objects, "AT_ONCE", 2)
+    monkeypatch.setattr(Objects, "put", dying)
+    with pytest.raises(KeyboardInterrupt):
+        Push(half, f"{bucket}/half").push(complete=True)
+    result = compare(f"{bucket}/whole", f"{bucket}/half")
+    assert result.verdict == "inconclusive"
+    assert "was not pushed to its end" in result.sentence
+    done = [name for name in names if name.startswith("rank-0000")]
+    names.clear()
+
+    def noting(self: Objects, name: str, content: Any, **more: Any) -> bool:
+        names.append(name)
+        return put(self, name, content, **more)
+
+    monkeypatch.setattr(Objects, "put", noting)
+    Push(half, f"{bucket}/half").push(complete=True)
+    assert compare(f"{bucket}/whole", f"{bucket}/half").verdict == "aligned"
+    assert done
+    assert not set(done) & set(names), "put twice"
+
+
+def test_each_node_pushes_its_ranks_and_nobody_lists(bucket: str, tmp_path: Path) -> None:
+    both = recorded(tmp_path / "both")
+    for rank in range(2):
+        spool = tmp_path / f"spool-{rank}"
+        spool.mkdir()
+        (spool / "manifest.json").write_bytes((both / "manifest.json").read_bytes())
+        (both / f"rank-0000{rank}").rename(spool / f"rank-0000{rank}")
+        Push(spool, f"{bucket}/run").push(complete=True)
+        lacks = [text for text in open_capture(f"{bucket}/run").problems if "rank 1 is missing" in text]
+        assert len(lacks) == 1 - rank
+    assert Objects(f"{bucket}/run").get("index/0001.json") is not None
+
+
+def test_a_url_of_another_run_is_left_alone(bucket: str, tmp_path: Path) -> None:
+    Push(recorded(tmp_path / "first"), f"{bucket}/run").push(complete=True)
+    before = Objects(f"{bucket}/run").get("index/0000.json")
+    with pytest.raises(TrueupError, match="holds another capture"):
+        Push(recorded(tmp_path / "second", run="r2"), f"{bucket}/run").push(complete=True)
+    with pytest.raises(TrueupError, match="holds another capture: its rank-00000/lock"):
+        again = recorded(tmp_path / "again")
+        lock = again / "rank-00000" / "lock"
+        lock.write_text(json.dumps(json.loads(lock.read_text()) | {"host": "elsewhere"}))
+        Push(again, f"{bucket}/run").push(complete=True)
+    assert Objects(f"{bucket}/run").get("index/0000.json") == before
+    assert open_capture(f"{bucket}/run").problems == []
+
+
+def test_objects_that_were_changed_or_lost_are_named(bucket: str, tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "run")
+    Push(folder, f"{bucket}/a").push(complete=True)
+    there = Objects(f"{bucket}/a")
+    records = "rank-00001/step-000000/records-0000.parquet"
+    there.put(records, b"x" * (folder / records).stat().st_size)
+    index = json.loads(there.get("index/0000.json") or b"")
+    index["files"] |= {"../../escaped": [1, "0" * 16], "rank-00000/sites-0000.parquet": [3, "0" * 16]}
+    there.put("index/0000.json", json.dumps(index).encode())
+    problems = " ".join(open_capture(f"{bucket}/a").lost)
+    assert f"{records} holds other bytes than were put" in problems
+    assert "names '../../escaped', which is no file of a capture" in problems
+    assert "rank-00000/sites-0000.parquet is missing" in problems
+    assert compare(folder, f"{bucket}/a").verdict == "inconclusive"
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_training_is_captured_to_a_url(bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nx = torch.ones(4, requires_grad=True)\n(x * 2).sum().backward()\n")
+    assert main(["capture", "-o", f"{bucket}/run", "--level", "api", "--", sys.executable, str(script)]) == 0
+    assert open_capture(f"{bucket}/run").rows > 0
+    assert not list((tmp_path / "cache" / "spool").iterdir())  # all of it is there
+    assert main(["capture", "-o", f"{bucket}/run", "--", sys.executable, "-c", "raise SystemExit(7)"]) == 2
+    assert "holds a capture" in capfd.readouterr().err
+
+
+def test_a_server_that_is_gone_costs_nothing(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(objects, "PERIOD", 0.01)
+    with pytest.raises(TrueupError, match="trueup push"), objects.spooled(f"{bucket}/run", shared=False, say=said.append) as spool:
+        recorded(spool)
+        monkeypatch.setattr(Objects, "put", lambda self, name, *_, **__: (_ for _ in ()).throw(self._error(name, OSError("gone"))))
+    assert open_capture(spool).rows == 4
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("given", ["s3://user:pass@host/run", "s3://bucket/run?token=1", "gs://bucket/../other"])
+def test_urls_that_hold_more_are_refused(given: str) -> None:
+    with pytest.raises(TrueupError, match="bucket and name") as refused:
+        url_of(given)
+    assert "pass" not in str(refused.value).replace("passwords", "")
+
+
+def test_what_is_a_url_and_what_is_a_path() -> None:
+    assert url_of(Path("s3://bucket/run/")) == "s3://bucket/run"
+    assert url_of("az://c/x") == "az://c/x"
+    assert [url_of(path) for path in ("runs/s3", "C:/x", "/s3:/b")] == [None, None, None]
