@@ -18,6 +18,7 @@ from trueup.doors.cli.options import Base, Cand, File, Files, Html, Json, Output
 from trueup.foundation.model import LEVELS, PHASES, Result, UsageError
 
 if TYPE_CHECKING:
+    from trueup.comparison.result.cosines import Cosines
     from trueup.doors.report.terminal import Terminal
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
@@ -57,6 +58,7 @@ def compare(
         raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
 
     with loading():
+        from trueup.comparison.result.cosines import Cosines
         from trueup.doors.comparing import are_monitored
         from trueup.doors.comparing import compare as compare_captures
         from trueup.doors.report.document import document
@@ -66,20 +68,9 @@ def compare(
 
     tables = {"csv": csv, "xlsx": xlsx, "junit": junit, "sarif": sarif}
     if are_monitored(baseline, candidate):
-        for option, value in {**tables, "repeat": repeat}.items():
-            if value:
-                raise UsageError(f"--{option} is for captures of calls.\n  got:      two monitored runs\n  next:     leave it out")
-        return _series(baseline, candidate, output, json)
-    if xlsx is not None:
-        from trueup.doors.report.legacy import xlsxwriter
-
-        xlsxwriter()  # said before the comparison, not after
-    repeats = [*(repeat or ()), *(more or ())]
-    cosines = None
-    if cosine is not None:
-        from trueup.comparison.result.cosines import Cosines
-
-        cosines = Cosines()
+        return _series(baseline, candidate, output, json, {**tables, "repeat": repeat})
+    _can_write(tables)
+    repeats, cosines = [*(repeat or ()), *(more or ())], None if cosine is None else Cosines()
     with shown(), leaving("nothing was written: a comparison is whole or none, and the same command begins again"):
         result = compare_captures(
             baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
@@ -88,15 +79,28 @@ def compare(
     console = Terminal()
     render(result, console)
     if cosine is not None and cosines is not None:
-        from trueup.doors.report.node_view import render_listing
-
-        console.print()
-        render_listing(cosines.below(cosine, limit), console)
+        _list_cosines(cosines, cosine, limit, console)
     if output is not None:
         print_saved(result.save(output), console)
     _write_tables(result, tables, console)
     save_as_json(lambda: document(result), json, console)
     return result.exit_code
+
+
+def _can_write(files: Mapping[str, File]) -> None:
+    """Say before a comparison, not after, that a workbook needs a library; raises TrueupError."""
+    if files["xlsx"] is not None:
+        from trueup.doors.report.legacy import xlsxwriter
+
+        xlsxwriter()
+
+
+def _list_cosines(cosines: Cosines, most: float, limit: int, console: Terminal) -> None:
+    """Print the calls with an output whose cosine is ``most`` or less."""
+    from trueup.doors.report.node_view import render_listing
+
+    console.print()
+    render_listing(cosines.below(most, limit), console)
 
 
 def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) -> None:
@@ -114,8 +118,11 @@ def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) 
             print_written(write(result, file), console, what)
 
 
-def _series(baseline: Path, candidate: Path, output: File, json: File) -> int:
-    """Compare what two monitors wrote."""
+def _series(baseline: Path, candidate: Path, output: File, json: File, others: Mapping[str, object]) -> int:
+    """Compare what two monitors wrote; raises UsageError where one of the other options was given."""
+    for option, value in others.items():
+        if value:
+            raise UsageError(f"--{option} is for captures of calls.\n  got:      two monitored runs\n  next:     leave it out")
     from trueup.analysis.monitor.comparing import compare_series
     from trueup.doors.report.monitor import compared_document, render_compared
     from trueup.doors.report.saving import save_json
