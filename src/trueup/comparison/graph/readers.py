@@ -141,11 +141,13 @@ class Readers:
 
     @cached_property
     def _ends(self) -> dict[int, list[int]]:
-        """By gradient of a tensor that several functions read: what the optimizer reads of their sum, which autograd made between
+        """By gradient of a tensor that several functions read: what reads their sum after the backward, which autograd made between
         recorded calls. Sketches are linear, so the sum is known by that of theirs. Tensors of equal bytes are told by scope."""
         stream = self.stream
         waiting: dict[tuple[int, int], list[int]] = {}
-        unknown = (stream.producers == NONE) & self._reads & stream.during("optimizer")[stream.call] & stream.measured
+        backward = stream.during("backward")
+        after = ~backward & (np.cumsum(backward) > 0)  # clipping by hand comes before the optimizer
+        unknown = (stream.producers == NONE) & self._reads & after[stream.call] & stream.measured
         for k in np.flatnonzero(unknown).tolist():
             waiting.setdefault((int(stream.step[stream.call[k]]), int(stream.shapes.exact[k])), []).append(k)
         rounds = stream.names.table(roundoff)[stream.dtype]

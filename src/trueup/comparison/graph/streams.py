@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+from trueup.foundation.facts.operators import having
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.store.call_columns import CallColumns
 from trueup.foundation.store.call_columns import Row as Row
@@ -24,6 +26,8 @@ from trueup.foundation.store.columns import numbered as numbered
 from trueup.foundation.store.columns import spans as spans
 from trueup.foundation.store.reader import WRITTEN
 
+VANISHING = 104
+"""Below the largest operand of a softmax by so much, an exponential is zero beside it in float32: ln 2**150."""
 SPREAD = 4
 """Seqs between the first and the last call, for each call there is, up to which a table finds calls faster than a search."""
 
@@ -56,6 +60,34 @@ class Stream(CallColumns):
         """Index of the call around each call, `NONE` for those that have none here: a call comes before what runs inside it."""
         found = self.index(self.parent)
         return np.where((found < np.arange(len(found))) & (self.step[found] == self.step), found, NONE)
+
+    @cached_property
+    def norms(self) -> Array:
+        """Norm of each slot without what vanishes in the exponential that it is read by: the masks of an attention, -1e9, beside
+        which no other number shows. Of the rest only the largest is known, and what it was made of: it is no larger than that."""
+        least, largest, reads = self.number("min"), np.abs(self.number("max")), self.names.table(is_input)[self.slot]
+        most = (largest + VANISHING) * np.sqrt(self.numel)
+        masked, real = self.l2 > most, self.names.table(roundoff)[self.dtype] > 0
+        its = np.flatnonzero(masked & reads & self.names.table(having("exponential"))[self.op[self.call]])
+        if not len(its):
+            return self.l2
+        found, number = self.l2.copy(), np.where(self.is_identified, self.identity, NONE - np.arange(len(masked)))
+        bare = np.isclose(self.l2, np.sqrt(self.numel - self.number("n_zero")) * -least, atol=0) & (least < -VANISHING)
+        left = masked & ~bare  # a mask by itself holds zeros besides, and no more
+        while len(its):  # back to what they were made of
+            its = np.flatnonzero(left & np.isin(number, number[its]))
+            found[its], left[its] = most[its], False
+            made = np.r_[self.producers[its[reads[its]]], self.call[its[~reads[its]]]]
+            its = np.flatnonzero(left & np.isin(self.call, made[made != NONE]))
+        known, peak = dict[int, float](), np.where(masked, largest, self.l2)
+        for k in np.flatnonzero(found < self.l2).tolist():
+            given = self.slots_of(int(self.call[k]), is_input)
+            given = given[real[given] & ~bare[given]]
+            if not reads[k] and largest[k] <= peak[given].sum():
+                whole = float((found[given] * np.sqrt(self.numel[k] / np.maximum(self.numel[given], 1.0))).sum())
+                known.setdefault(int(number[k]), min(whole, float(found[k])))
+            found[k] = known.get(int(number[k]), found[k])
+        return found
 
     @cached_property
     def has_children(self) -> Array:

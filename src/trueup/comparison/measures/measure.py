@@ -18,7 +18,7 @@ from trueup.comparison.measures.foreign import compare_checksums, compare_statis
 from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.arguments import shared, what_matters
-from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.roundoff import is_discrete, roundoff
 from trueup.foundation.facts.slots import is_foreign, is_input, is_output, is_written
 from trueup.foundation.facts.why import Reason, Why
@@ -231,6 +231,9 @@ def measure(
     errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
     errors.lone_weights, errors.lone_gradients = lone, packed
     _distances(errors, payloads, in_full)
+    for stream, slots in zip(streams, errors.slots, strict=True):
+        if stream.norms is not stream.l2:
+            errors.norm = np.fmin(errors.norm, stream.norms[slots])
     errors.arguments = dict(differing_arguments(streams, calls))
     return errors
 
@@ -402,11 +405,6 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
         else:
             errors.absolute[n] = measured.l2_difference
     return np.array(lost, np.int64)
-
-
-def is_overwritten(error: Distance, call: Measured) -> bool:
-    """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
-    return error.slot in ("input.0", "input.tensor") and has(call.candidate.op, "overwrites")
 
 
 def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:

@@ -8,13 +8,12 @@
 Independent errors have about ``|d| / (sqrt(n) |y|)`` of either; a wrong formula has up to all of ``|d| / |y|``. No elements are
 needed: ``<d, y> = (|candidate|^2 - |y|^2 - |d|^2) / 2`` follows from both norms, ``sum(d)`` from both means. A coherent error
 alone proves nothing: a library function may be a unit or two too large everywhere, and the errors of the inputs may be coherent.
-`explain.Budget.coherent` says how much of it is explained.
+`budget.Budget.coherent` says how much of it is explained.
 
 **Known differences**: what each framework defines in its own way, and how far apart that may put the two. To the running variance
-of a batch norm PyTorch adds the unbiased variance of the batch (n - 1), PaddlePaddle on the CPU and Keras the biased one (n):
-torch.nn.BatchNorm2d's documentation; paddle/phi/kernels/cpu/batch_norm_kernel.cc, and measured;
-keras/src/layers/normalization/batch_normalization.py (Keras 3.15: `ops.moments`), and measured. Of n elements of a channel the
-two batch variances differ by 1/n of the larger, so their running means differ by no more than that, over any number of steps.
+of a batch norm PyTorch adds the unbiased variance of the batch (n - 1), PaddlePaddle on the CPU (paddle/phi/kernels/cpu/
+batch_norm_kernel.cc) and Keras (batch_normalization.py: `ops.moments`) the biased one (n), as measured. Of n elements of a channel
+the two differ by 1/n of the larger, and their running means by no more than that, over any number of steps.
 
 **Yardsticks**: the user's own runs. A repeat shows how far the baseline is from itself: atomics, another order of reductions,
 random numbers that no seed fixes. What the candidate adds within a few times that spread is explained, whatever the formulas say.

@@ -26,7 +26,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers, spans
+from trueup.comparison.graph.streams import NONE, Array, Numbers, spans
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
 from trueup.foundation.facts.arguments import other_numbers
@@ -98,7 +98,7 @@ class Laws:
     """The laws of one rank and step; ``calls`` are the matched calls that are asked, all if None."""
 
     def __init__(self, tree: Tree, criterion: Criterion, calls: Array | None = None) -> None:
-        self.verdicts, self.criterion, self.forward = tree.verdicts, criterion, tree.forward
+        self.verdicts, self.criterion, self.forward, self.pairs = tree.verdicts, criterion, tree.forward, tree.pairs
         self.errors = errors = tree.verdicts.errors
         self.names = tree.streams[0].names
         self.alone = _keep_their_own(tree)
@@ -161,8 +161,8 @@ class Laws:
 
     @cached_property
     def _excused(self) -> Array:
-        """By call, whether a law may hold because of inputs: one sums to zero, is a constant and another in the candidate, or has
-        zeros in the baseline where the candidate has numbers: an embedding leaves out what is at its padding."""
+        """By call, whether a law may hold because of inputs: one sums to zero, is a constant and another in the candidate, is zero
+        in the baseline alone (padding), or made by a call without counterpart: behind a dropout a softmax sums to one no more."""
         errors, its, found = self.errors, self._its, np.zeros(len(self.errors.calls[0]), bool)
         known, numel = self.known[its], self.numel[its]
         sums, norms = np.abs(self.sums[0, its]), np.where(known, self.norms[0, its], 1.0)
@@ -170,9 +170,13 @@ class Laws:
             vanishing = known & (sums <= PRECISE * norms)
             constant = norms - sums / np.sqrt(np.maximum(numel, 1.0)) <= SINGLE_DIGITS * norms
             zeros = [stream.number("n_zero")[slots[its]] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
-        its = its[errors.inputs[its] & (vanishing | (zeros[0] > zeros[1]) | ((constant | ~known) & (errors.absolute[its] != 0)))]
+            makers = [stream.producers[slots[its]] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
+            alone = [(made != NONE) & (pairs[made] == NONE) for made, pairs in zip(makers, self.pairs, strict=True)]
+        other = (zeros[0] > zeros[1]) | alone[0] | alone[1]
+        its = its[errors.inputs[its] & (vanishing | other | ((constant | ~known) & (errors.absolute[its] != 0)))]
         found[errors.pair[its]] = True
-        return found
+        forward = self.pairs[1][errors.streams[1].saved[errors.calls[1]]]
+        return np.asarray(found | (np.r_[found, False][forward] & (forward != NONE)))
 
     def _rounding(self, kind: _Kind) -> Array:
         """Return the residual that rounding explains of each output."""

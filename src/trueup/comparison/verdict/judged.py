@@ -68,16 +68,11 @@ class Judged:
         """``error_out / expected``."""
         return float(excess(np.asarray(self.error_out), np.asarray(self.expected)))
 
-    @property
-    def is_named_unsized(self) -> bool:
-        """Whether an error of unknown size is the first difference of two runs that round alike."""
-        return self.unsized and self.steady and self.error_in == 0
-
     def is_certain(self, criterion: Criterion) -> bool:
         """Tell whether the error is more than the estimate may be wrong by. The carried part has its own factor for that already.
         ``declared``, known by its definition whatever the device, needs no more room than that, nor does the rest of ``own``
         where the inputs are equal or the error has a direction."""
-        if self.is_named_unsized or (self.outlier and self.error_in == 0 and not self.unsized):
+        if self.error_in == 0 and (self.steady if self.unsized else self.outlier):  # the first, or alone
             return self.ratio > criterion.suspect
         if self.unsized or math.isinf(self.expected):
             return False

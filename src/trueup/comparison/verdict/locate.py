@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
-from trueup.comparison.measures.measure import is_overwritten, same_shapes
+from trueup.comparison.measures.measure import same_shapes
 from trueup.comparison.measures.thresholds import GONE, SMALL
 from trueup.comparison.verdict import micro_batches, optimizer_updates, peers
 from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
@@ -67,7 +67,7 @@ def locate(
     suspects = [*_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
-    came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
+    came = [(judged, slot) for judged, slot in origins.follow(tree, regions.flow) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = len(excused.rewritten[0]), len(excused.rewritten[1])
     part.stale = None if forced or criterion.limits else stale(tree, origins.made)
@@ -284,6 +284,7 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, excused: Reconvergence
     alone = tree.pairs[1][producers] == NONE
     entries = [
         n for n in np.flatnonzero(differ & alone).tolist() if not excused.holds(int(errors.pair[n]))
+        and not excused.readers[1].parts(int(errors.slots[1][n]))
         and not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
     ]  # fmt: skip
     first, use = _first_used(entries, tree, part)
@@ -338,9 +339,7 @@ def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stre
 
 def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
-    if not is_input(slot) or judged.call.candidate.phase not in ENTERING:
-        return False
-    if is_overwritten(judged.call.slots[slot], judged.call):
+    if judged.call.candidate.phase not in ENTERING:
         return False
     error = judged.call.slots[slot]
     if is_weight(slot) and all(map(optimizer_updates.is_unseen, streams)):

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Numbers, Stream, distinct
+from trueup.comparison.graph.streams import Numbers, Stream
 from trueup.comparison.measures.thresholds import CANCELLED, HALF, ROOM
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import Passes, Tree
 from trueup.comparison.verdict.operands import most
+from trueup.comparison.verdict.parts import coarsest
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import roundoff
 
 
 def passes(tree: Tree, before: float = 0.0) -> Passes | None:
@@ -32,7 +32,7 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     accumulated = _agreeing(tree)
     if accumulated is None:
         return None
-    errors, biased = tree.verdicts.errors, unrecorded(tree.verdicts.criterion, _coarsest(tree))[1]
+    errors, biased = tree.verdicts.errors, unrecorded(tree.verdicts.criterion, coarsest(tree.streams[0]))[1]
     sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max(initial=0.0))))
 
@@ -47,7 +47,7 @@ def _agreeing(tree: Tree) -> Numbers | None:
     """Return what agrees of it, None where something does not. A gradient of which little is left, as that of a bias of keys, may
     be off by as much as others of its shape are that the same operator gets or makes; it is none of those that are returned."""
     at, errors, stream = _accumulated(tree), tree.verdicts.errors, tree.streams[1]
-    own = unrecorded(tree.verdicts.criterion, _coarsest(tree))[0]
+    own = unrecorded(tree.verdicts.criterion, coarsest(tree.streams[0]))[0]
     agree = errors.relative[at] <= min(own * math.sqrt(max(map(len, tree.streams))), HALF)
     slots, off = errors.slots[1][at], np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
     _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
@@ -73,9 +73,3 @@ def _accumulated(tree: Tree) -> Numbers:
     alone = any(side[calls].any() for side, calls in zip(optimizer, tree.unmatched, strict=True))
     at = (errors.inputs | errors.outputs) & optimizer[1][errors.calls[1]][errors.pair]
     return np.flatnonzero(at & ~np.bool_(alone))
-
-
-def _coarsest(tree: Tree) -> float:
-    """Return the unit roundoff of the coarsest dtype that the baseline holds."""
-    names = tree.streams[0].names.names
-    return max(roundoff(names[dtype]) for dtype in distinct(tree.streams[0].dtype).tolist() if dtype >= 0)

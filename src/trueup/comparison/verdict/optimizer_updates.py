@@ -1,11 +1,8 @@
 """What a step did to the weights where its optimizer was not recorded (level module alone, or the forward alone).
 
-A weight is close to itself a step before, so a wrong gradient or learning rate hardly shows in it. It shows in the difference of
-the two. Sketches are linear, so that of the update is known, from captures of statistics, too.
-
-An optimizer step changes a weight by a hundredth or a thousandth of it, so an error of a tenth of the step hides in what rounding
-and carried errors of a whole weight explain. So an error is explained relative to the update. Of a weight w that becomes w + d,
-with an error e of w before and the largest error r of its gradient and states::
+An optimizer step changes a weight by a hundredth or a thousandth of it, so a wrong gradient or learning rate hides in what
+rounding of a whole weight explains. It shows in the update; sketches are linear, so that of the update is known, from statistics,
+too. Of a weight w that becomes w + d, with an error e of w before and the largest error r of its gradient and states::
 
     own       4 u  +  ‖d‖ / ‖w‖ · 512 u
     expected  own  +  2 e  +  ‖d‖ / ‖w‖ · factor (r + sqrt(r))

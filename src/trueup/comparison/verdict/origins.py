@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
 from trueup.comparison.measures.thresholds import CANCELLED, ROOM, SMALL
 from trueup.comparison.verdict import optimizer_updates
@@ -26,7 +27,7 @@ from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_gradient_of_step, is_incoming_gradient, is_weight
+from trueup.foundation.facts.slots import is_gradient_of_step, is_weight
 from trueup.foundation.facts.why import Reason
 
 Unexplained = tuple[Judged, str]  # a call, and the slot where a difference comes in that no compared call made
@@ -61,12 +62,12 @@ class Origins:
     _now: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
     _rounded: float = 0.0  # unit roundoff of the coarsest dtype that so far held results on one side alone
 
-    def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
+    def follow(self, tree: Tree, flow: Sequence[Readers]) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
         verdicts, errors = tree.verdicts, tree.verdicts.errors
         differing, worst, largest = self._suspicious(tree)
         plain = _plain(tree) if len(differing) else worst
-        found = [n for n in differing.tolist() if not _is_accounted_for(tree, n, float(plain[n]), worst)]
+        found = [n for n in differing.tolist() if not _is_accounted_for(tree, flow, n, float(plain[n]), worst)]
         self._remember(tree, worst, largest)
         return [(verdicts.at(int(errors.pair[n])), errors.distance(n).slot) for n in found]
 
@@ -221,16 +222,16 @@ def _of_outputs(tree: Tree, relative: Array) -> Array:
     return most(relative[outputs], tree.verdicts.errors.pair[outputs], len(tree.verdicts))
 
 
-def _is_accounted_for(tree: Tree, entry: int, error: float, worst: Array) -> bool:
+def _is_accounted_for(tree: Tree, flow: Sequence[Readers], entry: int, error: float, worst: Array) -> bool:
     """Tell whether calls that were compared made what an entry reads and are off by as much, or one without counterpart that is
     judged: by itself, or by a call around it. A module that was compared as a whole answers for what it returns and for what is
     read inside it. The gradient of a weight is neither: the optimizer reads it."""
-    errors = tree.verdicts.errors
-    sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
-    made = [int(pairs[stream.producers[slots[entry]]]) for pairs, stream, slots in sides]
-    if made[0] == made[1] != NONE and error <= ROOM * worst[made[0]]:
-        return True
-    if _is_cancelled(tree, entry):
+    errors, made, cancels = tree.verdicts.errors, list[set[int]](), 1.0
+    for readers, slots, pairs in zip(flow, errors.slots, tree.pairs, strict=True):
+        k, stream = int(slots[entry]), readers.stream
+        made.append(set(pairs[stream.call[readers.parts(k)].tolist() or [stream.producers[k]]].tolist()))
+        cancels = max(cancels, readers.cancels(k))  # autograd may have added gradients up to it
+    if made[0] == made[1] and NONE not in made[0] and error <= ROOM * cancels * worst[list(made[0])].max():
         return True
     for side, (stream, slots) in enumerate(zip(tree.streams, errors.slots, strict=True)):
         producer = stream.find(stream.producer_of(int(slots[entry])))
@@ -243,24 +244,6 @@ def _is_accounted_for(tree: Tree, entry: int, error: float, worst: Array) -> boo
         if error <= CANCELLED * max(tree.verdicts.error_out[covering].tolist()):
             return True
     return False
-
-
-def _is_cancelled(tree: Tree, entry: int) -> bool:
-    """Tell whether an optimizer, or a backward, reads a sum of gradients, made by no call of the levels that were read, of which
-    little is left: it is off by no more than gradients of its shape before it are. Weights and states are older."""
-    errors, stream, (k, j) = tree.verdicts.errors, tree.streams[0], (int(slots[entry]) for slots in tree.verdicts.errors.slots)
-    made = [int(side.producer[n]) for side, n in zip(tree.streams, (k, j), strict=True)]
-    for side, slot, seq in zip(tree.streams, (k, j), made, strict=True):
-        reader = side.call[slot]
-        backward = side.seq[side.during("backward") & (side.step == side.step[reader])]
-        reads = side.during("optimizer")[reader] or is_incoming_gradient(side.names.names[side.slot[slot]])
-        if not reads or side.find(seq) != NONE or not (backward < seq).any():
-            return False
-    at = errors.outputs & stream.during("backward")[errors.calls[0]][errors.pair]
-    at &= stream.shapes.squeezed[errors.slots[0]] == stream.shapes.squeezed[k]
-    at &= errors.calls[1][errors.pair] < errors.calls[1][errors.pair[entry]]  # later ones only pass on what this one gets
-    off = np.fmax(np.nan_to_num(errors.absolute[at]), errors.unit[at] * np.nan_to_num(errors.norm[at]))
-    return bool(errors.absolute[entry] <= CANCELLED * off.max(initial=0.0))
 
 
 def _plain(tree: Tree) -> Array:

@@ -93,7 +93,7 @@ class Parts:
         stream, (own, row) = self.stream, self._own[call]
         slots = [(k, stream.names.names[slot]) for slot, k in stream.slots(call).items()]
         inputs, outputs = ([k for k, name in slots if of(name)] for of in (is_input, is_output))
-        norm, size = (max((float(of[k]) for k in outputs if np.isfinite(of[k])), default=0.0) for of in (stream.l2, stream.numel))
+        norm, size = (max((float(of[k]) for k in outputs if np.isfinite(of[k])), default=0) for of in (stream.norms, stream.numel))
         gain = 0.0
         read, made = self._roundoffs(call)
         if made > self._ceiling:
@@ -106,9 +106,9 @@ class Parts:
             given = Grant(max(one.own for one in grants), max(one.gain for one in grants))
             times, numel = 1.0, float(stream.numel[k])
             if row.own == "additive" and norm > 0 < numel:
-                times = float(stream.l2[k]) / norm * max(1.0, size / numel) ** 0.5
+                times = float(stream.norms[k]) / norm * max(1.0, size / numel) ** 0.5
             elif row.carry == "exponential" and numel > 0:
-                times = max(1.0, float(stream.l2[k]) / numel**0.5)
+                times = max(1.0, float(stream.norms[k]) / numel**0.5)
             times = times if np.isfinite(times) else 1.0
             own, gain = hypot(own, times * given.own), hypot(gain, times * given.gain)
         return Grant(own, gain)

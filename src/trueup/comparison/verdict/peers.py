@@ -4,9 +4,8 @@ same does not.
     blocks.0.attn   inputs bitwise equal   output bitwise equal
     blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
 
-Two runs of one kernel round alike wherever it runs, so it is no rounding, however small, that one of two such calls differs in
-many elements. Nothing is said of calls inside which other operators ran, for there the difference is seen to arise, nor of
-``blocks.0.ln1`` beside ``blocks.0.ln2``: who writes the first norm of each block by hand need not write the second.
+Two runs of one kernel round alike wherever it runs, so it is no rounding that one of two such calls differs in many elements.
+Nothing is said of calls inside which other operators ran, nor of ``ln1`` beside ``ln2``, of which one may be written by hand.
 
 **One call rounds otherwise**: it makes a coarser dtype in the candidate alone, though nothing that enters the run is coarser there.
 

@@ -344,9 +344,9 @@ class _Walk:
         """Tell whether an entry is off by no more than the calls that made it grant."""
         if (int(self.errors.slots[0][n]), int(self.errors.slots[1][n])) in self.wrong:
             return False
-        return float(self.errors.relative[n]) <= min(sum(self._granted(n)), self.least)
+        return float(self.errors.relative[n]) <= min(sum(self._granted(n, self.worst)), self.least)
 
-    def _granted(self, n: int) -> tuple[float, float]:
+    def _granted(self, n: int, worst: float) -> tuple[float, float]:
         """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: no more
         than chance makes of it where it could become so much that nothing is told."""
         made = self._makers(n)  # none: a sum that autograd made of whichever
@@ -355,8 +355,8 @@ class _Walk:
         self._new = set(), set()
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=self.factor)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
-        carried = factor * max(side.gain for side in sides) * self.worst
-        carried = carried if carried < HALF else CHANCE * self.worst
+        carried = factor * max(side.gain for side in sides) * worst
+        carried = carried if carried < HALF else CHANCE * worst
         return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
 
     def _unit(self, n: int) -> float:
@@ -368,7 +368,7 @@ class _Walk:
         """Tell whether all that leaves the two sets agrees, by what their calls grant."""
         region = self.sources()
         self.worst, self.parts, self._new = region.agreed, self.of.fresh(), (set(self.calls[0]), set(self.calls[1]))
-        return region.known and all(map(self._is_granted, self.ends))
+        return region.known and all(self._is_granted(n, region) for n in self.ends)
 
     def sources(self) -> Region:
         """Return the two sets with what flows into them."""
@@ -379,8 +379,8 @@ class _Walk:
                 self.of.regions._expand(region, side, call, among)
         return region
 
-    def _is_granted(self, n: int) -> bool:
-        own, carried = self._granted(n)
+    def _is_granted(self, n: int, region: Region) -> bool:
+        own, carried = self._granted(n, min(self.worst, region.worst_of(made)) if (made := self._makers(n)) else self.worst)
         biased = unrecorded(self.of.criterion, self._unit(n))[1] * math.sqrt(max(map(len, self.calls)))
         shared = float(coherent(self.errors, np.array([n]))[0])
         return float(self.errors.relative[n]) <= min(own + carried, self.least) and shared <= biased + carried

@@ -242,7 +242,8 @@ def _written(session: SessionCore, op: str, inputs: NamedTensors, versions: list
     given = {id(tensor) for _, tensor in inputs}
     results = {id(tensor) for _, tensor in outputs}
     for (slot, tensor), version in zip(inputs, versions, strict=True):
-        if tensor._inplace_version() != version and id(tensor) not in results:
+        unversioned = slot == "input.0" and has(op, "unversioned")
+        if (unversioned or tensor._inplace_version() != version) and id(tensor) not in results:
             outputs.append((slot.replace("input", "output.written", 1), tensor))
             results.add(id(tensor))
     written = {number for number in results if number in given}
