@@ -57,7 +57,8 @@ def made(way: Way = "add", mask: float = -1e9, scale: float = WIDTH**-0.5, bias:
 def test_a_bias_behind_a_mask(mask: float, tmp_path: Path) -> None:
     base = trained(tmp_path / "a", made(mask=mask))
     result = trueup.compare(base, trained(tmp_path / "b", made(mask=mask, bias=0.05)))
-    assert result.verdict == "deviates" and len(result.culprits) == 1
+    assert result.verdict == "deviates"
+    assert len(result.culprits) == 1
     assert "bias of the model (Attention): None in the baseline, 0.05 in the candidate" in (result.culprits[0].cause or "")
     other = trueup.compare(base, trained(tmp_path / "c", made("where", mask, bias=0.05)))
     assert other.verdict == "deviates"
@@ -67,7 +68,8 @@ def test_a_scale_before_a_mask_in_bfloat16(tmp_path: Path) -> None:
     for way in ("add", "where"):
         base = trained(tmp_path / way / "a", made(way), "aten", half=True)
         result = trueup.compare(base, trained(tmp_path / way / "b", made(way, scale=0.3), "aten", half=True))
-        assert result.verdict == "deviates" and len(result.culprits) == 1
+        assert result.verdict == "deviates"
+        assert len(result.culprits) == 1
         assert "0.3" in (result.culprits[0].cause or "")
 
 
