@@ -9,6 +9,7 @@ import torch
 
 import parallel_layouts
 from nursery import Nursery
+from trueup.analysis.audit import check
 from trueup.comparison.result.comparing import compare
 from trueup.doors.cli.app import run as run_command_line
 
@@ -61,6 +62,25 @@ def test_what_is_declared(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     shards.write_text(page.partition("```toml\n")[2].partition("```")[0])
     code = run_command_line(["compare", str(runs / "tp"), str(runs / "hand"), "--shards", str(shards), "--recompute", "0"])
     assert (code, "ALIGNED" in capsys.readouterr().out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "said"),
+    [
+        ("ddp", 0, "nothing that must be the same on 2 ranks differs"),
+        ("fsdp", 0, "nothing that must be the same on 2 ranks differs"),
+        ("zero1", 0, "nothing that must be the same on 2 ranks differs"),
+        ("drift", 1, "param.weight of layers.0.gated.down must be the same on all ranks, and ranks 0, 1 differ"),
+        ("silent", 1, "they were not reduced"),
+        ("tied", 1, "the gradient of words.weight differs on ranks 0, 1 when the optimizer runs"),
+        ("masks", 1, "ranks 0, 1 drew the same mask in layers.0.gated"),
+    ],
+)
+def test_without_a_baseline(runs: Path, run: str, code: int, said: str) -> None:
+    result = check(runs / run, replicas=True)
+    assert result.ranks is not None
+    assert any(said in one for one in (result.ranks.sentence, *(odd.said for odd in result.ranks.found))), result.ranks
+    assert (result.ranks.verdict == "deviates") == bool(code)
 
 
 def test_of_statistics_alone_it_is_said(runs: Path) -> None:

@@ -305,9 +305,7 @@ def _by_hand(capture: Capture, step: Steps, rank: Steps) -> float:
     return max((times for done, times in loss_factors(stream_of(capture, of, at)) if done == "multiplied"), default=1.0)
 
 
-def _scaling(
-    manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str, *, scaled: bool
-) -> list[Advice]:
+def _scaling(manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str, *, scaled: bool) -> list[Advice]:
     """Advise on a loss scale that is not there (``scaled``: by hand it is), that collapsed, or that no gradient needs."""
     trains = bool(ranges.gradients)
     kind = "static will do, for gradients are of one size in all steps" if ranges.steady else "dynamic (torch.amp.GradScaler)"

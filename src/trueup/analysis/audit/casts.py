@@ -1,7 +1,7 @@
 """Casts that destroy numbers: beyond the range, below it, to integers; found in the statistics of one run.
 
-    1 dangerous cast (106 looked at): head, forward, step 0, rank 0 (torch.Tensor.half), float32 to float16: 55 of 64 elements
-    become infinite: the input reaches 7.70e5, the largest float16 is 65504 [net/train.py:11 in forward]
+1 dangerous cast (106 looked at): head, forward, step 0, rank 0 (torch.Tensor.half), float32 to float16: 55 of 64 elements
+become infinite: the input reaches 7.70e5, the largest float16 is 65504 [net/train.py:11 in forward]
 """
 
 from __future__ import annotations

@@ -197,9 +197,7 @@ def _weights(capture: Capture, rank: int, step: int) -> Counter[str]:
     return found
 
 
-def _sentence(
-    products: Sequence[Product], totals: Counter[str], weights: tuple[str, ...], manifest: Mapping[str, Any]
-) -> str:
+def _sentence(products: Sequence[Product], totals: Counter[str], weights: tuple[str, ...], manifest: Mapping[str, Any]) -> str:
     total = sum(totals.values())
     if not total:
         return f"could not tell whether mixed precision is on: none of the {WHAT} were recorded"

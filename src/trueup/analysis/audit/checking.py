@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from trueup.analysis.audit.casts import Casts, dangerous_casts
 from trueup.analysis.audit.census import Census, Difference, census, difference
+from trueup.analysis.audit.ranks import Ranks, ranks_of
 from trueup.analysis.audit.reading import Places, Steps
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
@@ -44,17 +45,20 @@ class Check:
     dtypes: Difference | None = None  # with a second capture
     graph: Similarity | None = None  # with a second capture of the same framework
     notes: tuple[str, ...] = ()
+    ranks: Ranks | None = None  # asked for, of a run of several ranks
 
     @property
     def exit_code(self) -> int:
-        """1: a cast is dangerous, or the runs differ in dtypes or calls; else 2: some of that could not be told; else 0."""
+        """1: a cast is dangerous, the runs differ in dtypes or calls, or ranks are odd; else 2: some of that could not be told;
+        else 0."""
+        odd = None if self.ranks is None else self.ranks.verdict
         differs = (self.dtypes is not None and self.dtypes.differs) or (self.graph is not None and not self.graph.same)
-        if self.casts.dangerous or differs:
+        if self.casts.dangerous or differs or odd == "deviates":
             return 1
         beside = self.against is not None and not (
             self.dtypes is not None and self.dtypes.told and self.graph is not None and self.graph.whole
         )
-        return 2 if self.casts.unsure or beside else 0
+        return 2 if self.casts.unsure or beside or odd == "inconclusive" else 0
 
     @property
     def sentences(self) -> tuple[tuple[str, str], ...]:
@@ -64,6 +68,8 @@ class Check:
             found.append(("dtypes", self.dtypes.sentence))
         if self.graph is not None:
             found.append(("graph", self.graph.sentence))
+        if self.ranks is not None:
+            found.append(("ranks", self.ranks.sentence))
         return tuple(found)
 
     def __str__(self) -> str:
@@ -71,8 +77,9 @@ class Check:
 
 
 def check(
-    capture: str | Path | Capture, *, against: str | Path | Capture | None = None, step: Steps = None, rank: Steps = None
-) -> Check:
+    capture: str | Path | Capture, *, against: str | Path | Capture | None = None, step: Steps = None, rank: Steps = None,
+    replicas: bool = False,
+) -> Check:  # fmt: skip
     """Check what a run did with dtypes, and beside a second run which operators it has more or fewer of.
 
         >>> print(trueup.check("runs/npu", against="runs/gpu"))        # doctest: +SKIP
@@ -86,15 +93,18 @@ def check(
         against: a second capture, the baseline.
         step: steps whose casts and dtypes are looked at; all by default. The graphs are those of all steps that both runs hold.
         rank: likewise.
+        replicas: hold the ranks of the run against each other: what must be the same on all and is not, what must differ and
+            does not.
 
     Raises:
         TrueupError: there is no such capture, step or rank.
     """
     given = open_capture(capture)
     require_records(given)
+    ranks = ranks_of(given) if replicas else None
     casts, counted = dangerous_casts(given, step=step, rank=rank), census(given, step=step, rank=rank)
     if against is None:
-        return Check(str(given.path), casts, counted)
+        return Check(str(given.path), casts, counted, ranks=ranks)
     other = open_capture(against)
     require_records(other)
     notes: tuple[str, ...] = ()
@@ -105,7 +115,7 @@ def check(
     except TrueupError as error:
         notes = (f"the graphs were not compared: {str(error).splitlines()[0]}",)
     dtypes = difference(census(other, step=step, rank=rank), counted)
-    return Check(str(given.path), casts, counted, str(other.path), dtypes, graph, notes)
+    return Check(str(given.path), casts, counted, str(other.path), dtypes, graph, notes, ranks)
 
 
 T = TypeVar("T", bound=Hashable)
@@ -189,9 +199,7 @@ def similarity(baseline: str | Path | Capture, candidate: str | Path | Capture, 
     lost = [f"{one.path.name}: {text}" for one in pair for text in one.lost]
     whole = overlap.is_whole and not lost and min(totals) > 0
     notes = (*map(in_words, overlap.notes), *lost)
-    return Similarity(
-        sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), notes, whole
-    )
+    return Similarity(sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), notes, whole)
 
 
 _COLUMNS = ("seq", "phase", "scope", "op", "slot", "producer_seq")
@@ -234,18 +242,14 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(text))
 
 
-def _sentence(
-    alike: float, wired: float, totals: tuple[int, int], missing: list[CallCount], extra: list[CallCount]
-) -> str:
+def _sentence(alike: float, wired: float, totals: tuple[int, int], missing: list[CallCount], extra: list[CallCount]) -> str:
     if not missing and not extra:
         if wired < 1:
             same = f"both runs make the same {counted(totals[0], 'call')}"
             return f"{same}, but hand their results on differently: {_percent(wired)} of that is alike"
         return f"the graphs are alike: the same {counted(totals[0], 'call')} in both"
     lacks, has = sum(one.baseline - one.candidate for one in missing), sum(one.candidate - one.baseline for one in extra)
-    what = " and ".join(
-        [*([f"lacks {lacks:,}"] if lacks else []), *([f"has {has:,} that the baseline has not"] if has else [])]
-    )
+    what = " and ".join([*([f"lacks {lacks:,}"] if lacks else []), *([f"has {has:,} that the baseline has not"] if has else [])])
     named = [_named(one, "missing") for one in missing[:NAMED]] + [_named(one, "extra") for one in extra[:NAMED]]
     calls = f"the baseline makes {counted(totals[0], 'call')}, the candidate {what}"
     return clean(f"the graphs are {_percent(alike)} alike: {calls}: {'; '.join(named)}")

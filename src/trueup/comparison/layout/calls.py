@@ -138,7 +138,7 @@ def tops(calls: Calls) -> dict[int, int]:
     """Return the outermost call around each kept forward call, by ``seq``."""
     found: dict[int, int] = {}
     for key, call in calls.kept.items():
-        if key[0] != "backward":
+        if key[0] not in ("backward", "optimizer"):
             at, up = call.seq, call.parent
             while up is not None:
                 at, up = up, calls.kept[calls.keys[up]].parent if up in calls.keys else calls.outer.get(up)
@@ -176,7 +176,7 @@ def in_passes(calls: Calls, passes: int, staged: bool) -> list[Calls]:
         if call.forward is not None and (call.forward in held or call.forward in around):
             number = held.get(call.forward, -1)
         else:
-            number = 0 if key[0] in ("optimizer", "backward") else place.get(around[call.seq], -1)
+            number = 0 if key[0] in ("optimizer", "backward") else place.get(around.get(call.seq, call.seq), -1)
         if number < 0:
             calls.outer[call.seq] = call.parent
             continue

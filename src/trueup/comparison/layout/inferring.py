@@ -67,6 +67,7 @@ class Told:
     apart: list[Apart] = field(default_factory=list)
     flat: frozenset[str] = frozenset()  # slots of optimizers that are flat pieces of weights
     sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis that cuts sequences: length of a piece, its way
+    divided: set[str] = field(default_factory=set)  # axes of which each loss was divided by their number before the backward
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
 
 
@@ -129,7 +130,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         of_model = axis not in told.data and whole is None  # a shard that nothing describes
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
     if slot.backward and slot.forward is not None and (before := told.ways.get(slot.forward, {}).get(axis)) is not None:
-        return _of_gradient(axis, before, told)
+        return _of_gradient(axis, before, told, held[groups[0][0]], whole, size)
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
         return _of_loss(axis, groups, held, whole, told)
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
@@ -155,7 +156,7 @@ def _of_sequence(
         return _of_loss(axis, groups, held, whole, told) if varies else REPLICATED
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if before is not None:
-        return _of_gradient(axis, before, told)
+        return _of_gradient(axis, before, told, piece, whole, len(groups[0]))
     dim = _longer(piece, whole, len(groups[0]), True) if whole is not None and whole.shape != piece.shape else None
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
         at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
@@ -221,9 +222,15 @@ def _as_weight(axis: str, way: Way, slot: Slot, piece: Piece, told: Told) -> Way
     return way
 
 
-def _of_gradient(axis: str, before: Way, told: Told) -> Way:
+def _of_gradient(axis: str, before: Way, told: Told, piece: Piece, whole: Piece | None, size: int) -> Way:
     if before.kind == "replicated":
-        return Way("partial", reduce=told.loss.get(axis, AVERAGE) if axis in told.data else SUM)
+        summed = axis not in told.data or axis in told.divided
+        return Way("partial", reduce=SUM if summed else told.loss.get(axis, AVERAGE))
+    if before.kind == "partial" and axis in told.data and piece.numel == 1 and piece.numbers is not None and size > 1:
+        its = 1.0 if whole is None or whole.numbers is None else whole.numbers.mean
+        if abs(piece.numbers.mean * size - its) <= abs(its) * 1e-3:  # as `loss / n` has it: gradients are to be added up
+            told.divided.add(axis)
+            return Way("partial")
     return REPLICATED if before.kind == "partial" else before
 
 

@@ -306,13 +306,16 @@ class _Joining:
 
     def _scale(self, axis: str, way: Way, slot: Slot) -> float:
         """Return by what a gradient of a rank's own loss is multiplied: the loss of all ranks is their mean."""
-        if slot.backward and axis in self._told.data and way.kind == "sharded" and self._told.loss.get(axis, AVERAGE) == AVERAGE:
+        if slot.backward and axis in self._told.data and way.kind == "sharded" and self._averages(axis):
             return 1 / self._geometry.size(axis)
         return 1.0
 
+    def _averages(self, axis: str) -> bool:
+        return axis not in self._told.divided and self._told.loss.get(axis, AVERAGE) == AVERAGE
+
     def _of_one(self, axis: str, slot: Slot) -> float:
         """Return by what a gradient is multiplied that one rank alone holds, of the data of all (experts)."""
-        alone = slot.backward and axis in self._told.data and self._told.loss.get(axis, AVERAGE) == AVERAGE
+        alone = slot.backward and axis in self._told.data and self._averages(axis)
         return 1 / self._geometry.size(axis) if alone else 1.0
 
     def _axes(self, known: Ways) -> list[str]:

@@ -144,12 +144,16 @@ def check(
     amp: Annotated[bool, typer.Option("--amp", help="Of mixed precision alone: O1 or O2, loss scale, what to set.")] = False,
     policy: Annotated[File, typer.Option(metavar="FILE", help="With --amp: write its advice, for trueup heal --policy.")] = None,
     instead: Annotated[Word, typer.Option(metavar="static|bfloat16", help="With --policy: write this alternative.")] = None,
+    replicas: Annotated[
+        bool, typer.Option("--replicas", help="Hold the ranks against each other: which one is odd, what was never reduced.")
+    ] = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
     json: Json = None,
 ) -> int:
     """Check what a run did with dtypes: dangerous casts, is mixed precision on, how does it differ from another run.
 
-    Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators, a fault of mixed precision; 2: could not tell.
+    Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators, a fault of mixed precision, an odd rank;
+    2: could not tell.
     """
     if amp:
         return _amp(path, step or None, rank or None, (policy, instead), limit, json)
@@ -160,7 +164,7 @@ def check(
         from trueup.doors.report.audit import check_document, render_check
         from trueup.doors.report.terminal import Terminal
 
-    result = judge(path, against=against, step=step or None, rank=rank or None)
+    result = judge(path, against=against, step=step or None, rank=rank or None, replicas=replicas)
     console = Terminal()
     render_check(result, limit, console)
     save_as_json(lambda: check_document(result), json, console)
