@@ -128,10 +128,17 @@ def calls_of(
         level = first["level"]
         name = (first["phase"], level, scope, named(op, scope) if level == "module" else op)
         ordinals[name] = ordinals.get(name, -1) + 1
-        call = Call((*name, ordinals[name]), seq, parent, first["forward_seq"], {plain(rows[n]["slot"]): n for n in held})
+        call = Call((*name, ordinals[name]), seq, parent, first["forward_seq"], {_slot(rows[n], rename): n for n in held})
         found.kept[call.key] = call
         found.keys[seq] = call.key
     return found
+
+
+def _slot(row: Mapping[str, Any], rename: Callable[[str], str]) -> str:
+    """Return the name of a slot; an optimizer's is that of a weight, whose layer goes by its global number."""
+    name = plain(row["slot"])
+    side, _, weight = name.partition(".")
+    return f"{side}.{rename(weight)}" if row["phase"] == "optimizer" and name.endswith(".grad") else name
 
 
 def tops(calls: Calls) -> dict[int, int]:

@@ -56,7 +56,7 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
     first, second = (
         Joined(capture, one, None, told, partial, updates, tied) for capture, one in zip(captures, standings, strict=True)
     )
-    cuts = [(len(one.sequence), len(set(one.ranks.axes) - one.data), len(one.workers.axes)) for one in standings]
+    cuts = [(len(one.sequence), len({*one.ranks.axes} - one.data - one.stages), len(one.workers.axes)) for one in standings]
     if cuts[0] <= cuts[1]:
         return first, Joined(captures[1], standings[1], first, told, partial, updates, tied)
     return Joined(captures[0], standings[0], second, told, partial, updates, tied), second
