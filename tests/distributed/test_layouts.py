@@ -115,5 +115,6 @@ def test_the_command_of_the_page(runs: Path, monkeypatch: pytest.MonkeyPatch, ca
     from test_documentation import ROOT
 
     monkeypatch.chdir(runs.parent)
-    (line,) = lines_of(ROOT / "docs/layouts.md")
-    assert wrong(line.replace("runs/", f"{runs.name}/"), capsys, (0,)) == ""
+    compared, alone = (line.replace("runs/", f"{runs.name}/") for line in lines_of(ROOT / "docs/layouts.md"))
+    assert wrong(compared, capsys, (0,)) == ""
+    assert wrong(alone, capsys, (1,)) == ""
