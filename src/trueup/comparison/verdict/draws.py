@@ -1,8 +1,7 @@
 """Whether a suspected call is wrong, or draws from a generator that stands elsewhere.
 
-Captures of detail ``tensor`` keep the state of the generators (docs/format.md). A dropout whose generator stands elsewhere draws
-another mask: the difference begins in the random state, not in the call. A call that draws among other things (attention with
-dropout) is known by the state that it leaves behind.
+Captures of detail ``tensor`` keep the state of the generators (docs/format.md). Where that is another one, the difference begins in
+it and not in the call. A call that draws among other things (attention with dropout) is known by the state that it leaves behind.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ of a batch norm PyTorch adds the unbiased variance of the batch (n - 1), PaddleP
 batch_norm_kernel.cc) and Keras (batch_normalization.py: `ops.moments`) the biased one (n), as measured. Of n elements of a channel
 the two differ by 1/n of the larger, and their running means by no more than that, over any number of steps.
 
-**Yardsticks**: the user's own runs. A repeat shows how far the baseline is from itself: atomics, another order of reductions,
-random numbers that no seed fixes. What the candidate adds within a few times that spread is explained, whatever the formulas say.
-A float64 run is taken for the truth. An output may be a few times as far from it as the baseline is: the form of PyTorch's
-``torch._dynamo.utils.same`` and of FlashAttention's tests. A candidate nearer to it than the baseline is not at fault.
+**Yardsticks**: the user's own runs. A repeat shows how far the baseline is from itself: atomics, random numbers without a seed.
+What the candidate adds within a few times that spread is explained, whatever the formulas say. A float64 run is taken for the
+truth: an output may be a few times as far from it as the baseline is (``torch._dynamo.utils.same``, FlashAttention's tests).
 """
 
 from __future__ import annotations

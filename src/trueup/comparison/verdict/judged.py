@@ -311,7 +311,7 @@ class Tree:
         if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
             return False
         if only_modules(self.streams[1]):  # what arises between those inside one is read there, and no call is seen to make it
-            inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
+            inner = inner[verdicts.error_out[inner] / verdicts.criterion.certain_carried > self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
             return bool(errors[np.isin(of, inner)].max(initial=0.0) * NESTED >= verdicts.error_out[pair])

@@ -113,8 +113,8 @@ def narrowed(tree: Tree) -> int | None:
     made = errors.outputs & (rounds & streams[1].during("forward", "recompute")[errors.calls[1]])[errors.pair]
     if not (made & coarse).any() or _enters(tree, coarse):
         return None
-    stream, calls = streams[1], errors.calls[1][errors.pair]
-    kind = (stream.op[calls] * len(stream.names.names) + stream.level[calls]) * len(stream.names.names) + stream.phase[calls]
+    stream, calls, size = streams[1], errors.calls[1][errors.pair], len(streams[1].names.names)  # which another thread adds to
+    kind = (stream.op[calls] * size + stream.level[calls]) * size + stream.phase[calls]
     some = np.isin(kind, kind[made & fine & ~coarse]) | _reads_cast(tree, coarse)[errors.pair]
     found = np.flatnonzero(made & coarse & some & ~_hands_on(tree, coarse)[errors.pair])
     return int(found[0]) if len(found) else None
