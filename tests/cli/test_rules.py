@@ -38,8 +38,8 @@ def leaves() -> Iterator[tuple[str, Any]]:
 
 
 LEAVES = dict(leaves())
-NO_DOCUMENT = {"capture", "import", "shell", "simdev run", "simdev list"}
-"""Commands whose result is a capture, a prompt or another command's."""
+NO_DOCUMENT = {"shell", "simdev run", "simdev list"}
+"""Commands whose result is a prompt or another command's."""
 METAVARS = {
     "--output": {"DIR", "FILE"}, "--json": {"FILE"}, "--html": {"FILE"}, "--map": {"FILE"}, "--patch": {"FILE"},
     "--policy": {"FILE"}, "--limit": {"N"}, "--jobs": {"N"}, "--level": {"LEVEL"}, "--phase": {"PHASE"}, "--rank": {"N"},
@@ -167,7 +167,7 @@ def test_every_variable_is_on_the_page() -> None:
 
 def test_only_a_capture_is_overwritten(runs: Path, trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("trueup.recording.recorder.launch.run", lambda options, command: made.append(options["directory"]) or 0)
+    monkeypatch.setattr("trueup.recording.recorder.launch.run", lambda options, *_: made.append(options["directory"]) or 0)
     (runs / "mine").mkdir()
     (runs / "mine/thesis.tex").touch()
     ran = trueup("capture", "-o", "mine", "--overwrite", "--", "python")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -33,6 +34,18 @@ def test_exit_code_is_that_of_the_command(
         "PaddlePaddle or TensorFlow\n"
     )
     assert not out.exists(), "the next attempt finds nothing in its way"
+
+
+@pytest.mark.parametrize("words", [("capture", "-o", "out"), ("watch",), ("monitor", "-o", "out")])
+def test_a_document_stands_alone_on_standard_output(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """What the command prints there goes to standard error then."""
+    run = trueup_run(*words, "--json", "-", "--", "sh", "-c", "echo loss 0.5; exit 7", cwd=tmp_path)
+    told = json.loads(run.stdout)
+    assert (run.returncode, told["exit_code"], told["schema"]) == (7, 7, f"trueup-{words[0]}")
+    assert run.stderr.startswith("loss 0.5\ntrueup: nothing was ")
+    if words[0] == "capture":
+        assert (told["command_exit_code"], told["captured"], told["rows"], told["bytes"]) == (7, False, 0, 0)
+        assert told["notes"][0].startswith(f"nothing was captured into {tmp_path / 'out'}; the command ended with exit code 7: ")
 
 
 def test_a_command_without_training_is_told_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -37,13 +38,19 @@ def test_an_end_of_its_own_loses_nothing(
     problems: list[str], compared: tuple[int, str],
 ) -> None:  # fmt: skip
     out = tmp_path / "capture"
-    run = trueup_run("capture", "-o", out, "--detail", "tensor", "--", *script("train.py", how))
+    document = tmp_path / "document.json"
+    run = trueup_run("capture", "-o", out, "--detail", "tensor", "--json", document, "--", *script("train.py", how))
     assert run.returncode == code
     capture = open_capture(out)
     assert capture.rows == open_capture(complete).rows
     assert (capture.problems, notes(capture)) == (problems, note)
     ended = f"; the command ended with exit code {code}" if code else ""
     assert f"trueup: captured {capture.rows:,} slots over 3 steps into {out}{ended}" in said(run)
+    told = json.loads(document.read_text())
+    assert (told["schema"], told["directory"], told["captured"], told["ranks"]) == ("trueup-capture", str(out), True, 1)
+    assert (told["exit_code"], told["command_exit_code"], told["steps"], told["rows"]) == (code, code, 3, capture.rows)
+    assert told["bytes"] == sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    assert told["notes"] == problems
     got, stdout, _ = cli(capsys, "compare", complete, out)
     assert (got, stdout[: len(compared[1])]) == compared
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -150,8 +151,15 @@ def test_folders_of_any_depth_end(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 def test_the_command_prints_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = writers.ptdbg(tmp_path / "dump", "6.0", "md5")
-    assert main(["import", str(root), "-o", str(tmp_path / "capture")]) == 0
-    assert capsys.readouterr().out.split("\n") == [
+    document = tmp_path / "document.json"
+    assert main(["import", str(root), "-o", str(tmp_path / "capture"), "--json", str(document)]) == 0
+    *lines, _, last, end = capsys.readouterr().out.split("\n")
+    told = json.loads(document.read_text())
+    assert (told["schema"], told["directory"], told["tool"]) == ("trueup-import", str(tmp_path / "capture"), "ptdbg 6.0")
+    assert (told["ranks"], told["steps"], told["calls"], told["tensors"], told["lost"]) == (1, 1, 5, 0, [])
+    assert [f"  lacks: {text}" for text in told["lacks"]] == lines[1:]
+    assert last.endswith(f"{document}")
+    assert [*lines, end] == [
         f"{tmp_path / 'capture'}: 5 calls of 1 rank, 1 step, from ptdbg 6.0; 0 tensors with their bytes",
         "  lacks: integers, booleans and scalars are not in the dump where filter_switch was ON",
         "  lacks: the scopes are unknown: ptdbg does not say which module made a call",

@@ -65,7 +65,12 @@ def recorded(folder: Path, *, ranks: int = 2, factor: float = 1.0, run: str = "r
 
 def test_a_capture_is_pushed_and_compared_where_it_lies(bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, factor in (("a", 1.0), ("b", 1.0), ("c", 1.5)):
-        assert main(["push", str(recorded(tmp_path / name, factor=factor)), f"{bucket}/{name}"]) == 0
+        folder = recorded(tmp_path / name, factor=factor)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        assert main(["push", str(folder), f"{bucket}/{name}", "--json", "-"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["capture"], told["url"]) == (str(folder), f"{bucket}/{name}")
+        assert 0 < told["bytes"] <= size
     assert main(["compare", f"{bucket}/a", f"{bucket}/b"]) == 0
     assert main(["compare", f"{bucket}/a", f"{bucket}/c", "-o", str(tmp_path / "report")]) == 1
     assert main(["show", f"{bucket}/c"]) == 0

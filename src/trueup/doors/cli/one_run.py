@@ -312,11 +312,13 @@ def import_(
     output: options.Made,
     format: Annotated[Word, typer.Option(metavar="FORMAT", help=f"{FORMATS}; else told by content.")] = None,
     overwrite: options.Overwrite = False,
+    json: Json = None,
 ) -> int:
     """Import a dump of msprobe, ptdbg, PaDiff, torch.utils.dumper or tfdbg, or a folder of arrays."""
     from rich.markup import escape
 
     with loading():
+        from trueup.doors.report.document import fields
         from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal
         from trueup.exchange.readers import import_dump
@@ -327,7 +329,10 @@ def import_(
         options.cleared(output)
     with shown(), leaving(f"{output} is not complete: import again with --overwrite"):
         imported = import_dump(source, output, format=format)
-    Terminal(soft_wrap=True).print(escape(clean(str(imported))))
+    console = Terminal(soft_wrap=True)
+    console.print(escape(clean(str(imported))))
+    said = {"schema": "trueup-import", "schema_version": 1, "directory": str(imported.path)}
+    save_as_json(lambda: said | fields(imported, "tool framework ranks steps calls rows tensors lost lacks notes"), json, console)
     return 0
 
 

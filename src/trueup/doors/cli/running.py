@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,46 +61,50 @@ def capture(
     shadow_exit: Annotated[bool, typer.Option("--shadow-exit", help=SHADOW_EXIT)] = False,
     run_id: Annotated[Word, typer.Option(metavar="ID", help=RUN_ID)] = None,
     overwrite: shared.Overwrite = False,
+    json: shared.Json = None,
 ) -> int:
     """Run a command and record what its training computes.
 
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
     command = shared.required(command, "capture", "capture -o runs/cpu")
-    if (url := url_of(output)) is not None:
-        if overwrite:
-            said = "Nothing on object storage is written over.\n  got:      --overwrite\n"
-            raise UsageError(f"{said}  next:     choose another URL than {url}")
-        with spooled(url, shared=run_id is not None, say=say) as spool:
-            return capture(
-                spool, command, level, detail, steps, stop, ranks, include, exclude, phase, on_error, compile, policy, inputs_from,
-                force, shadow, shadow_sample, shadow_seed, shadow_time, shadow_largest, shadow_exit, run_id,
-            )  # fmt: skip
+    if (url := url_of(output)) is not None and overwrite:
+        said = "Nothing on object storage is written over.\n  got:      --overwrite\n"
+        raise UsageError(f"{said}  next:     choose another URL than {url}")
     if overwrite:
         _cleared(output, run_id)
     options: dict[str, Any] = {
-        "directory": str(output), "level": shared.levels(level) or LEVELS, "detail": detail, "steps": steps, "stop": stop,
+        "level": shared.levels(level) or LEVELS, "detail": detail, "steps": steps, "stop": stop,
         "ranks": ranks, "include": tuple(include or ()) or None, "exclude": tuple(exclude or ()) or None,
         "phase": shared.words(phase) or None, "on_error": on_error, "compile": compile,
         "policy": None if policy is None else str(policy),
     } | ({} if run_id is None else {"run_id": run_id})  # fmt: skip
     options |= _forced(inputs_from, force)
 
+    if shadow is not None:
+        from dataclasses import asdict
+
+        from trueup.recording.execution.shadow import ShadowOptions
+
+        chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
+        options["shadow"] = asdict(chosen)
+
     from trueup.doors.report.progress import shown
     from trueup.recording.recorder import launch
 
-    if shadow is None:
+    found = list[dict[str, Any]]()
+    with nullcontext(output) if url is None else spooled(url, shared=run_id is not None, say=say) as directory:
         with shown(below=True):
-            return launch.run(options, command)
+            see = None if json is None else found.append
+            code = launch.run({"directory": str(directory), **options}, command, see)
+        if shadow is not None:
+            code = tell_shadow(directory, code, decides=shadow_exit)
+    if json is not None:
+        from trueup.doors.report.terminal import Terminal
 
-    from dataclasses import asdict
-
-    from trueup.recording.execution.shadow import ShadowOptions
-
-    chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
-    with shown(below=True):
-        code = launch.run(options | {"shadow": asdict(chosen)}, command)
-    return tell_shadow(output, code, decides=shadow_exit)
+        place = {} if url is None else {"directory": url}
+        shared.save_as_json(lambda: {**found[0], "exit_code": code, **place}, json, Terminal())
+    return code
 
 
 def _cleared(output: Path, run_id: str | None) -> None:
@@ -145,6 +150,7 @@ def tell_shadow(directory: Path, code: int, *, decides: bool) -> int:
 def push(
     path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="The capture, or the spool of one.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where it goes: s3://bucket/name, gs:// or az://.")],
+    json: shared.Json = None,
 ) -> None:
     """Bring a capture to object storage, or go on with a push that was killed: what is there already is not put again."""
     if (target := url_of(url)) is None:
@@ -157,6 +163,11 @@ def push(
     with shown():
         put = Push(path, target).push(complete=True)
     say(f"{path} is at {target}: {put:,} bytes were put")
+    if json is not None:
+        from trueup.doors.report.terminal import Terminal
+
+        told = {"schema": "trueup-push", "schema_version": 1, "capture": str(path), "url": target, "bytes": put}
+        shared.save_as_json(lambda: told, json, Terminal())
 
 
 OUTPUT = "Where hits are saved; else trueup-watch, or the next free of that name."

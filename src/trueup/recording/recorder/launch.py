@@ -42,12 +42,14 @@ INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of what somebody stopped: they say nothing of the run."""
 TIMED_OUT = 124
 """What `execute` returns for a command that did not end in time, as timeout(1) does."""
+ASIDE = 2
+"""Where a command prints while our standard output is for a document alone (``--json -``): its standard error."""
 GRACE = 10.0
 """Seconds between asking a command that is too late to end, and ending it."""
 
 
-def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
-    """Run a command under capture.
+def run(options: Mapping[str, Any], command: Sequence[str], see: Callable[[dict[str, Any]], None] | None = None) -> int:
+    """Run a command under capture; ``see`` is given what was captured as a document.
 
     Args:
         options: ``directory``, ``policy`` (path of a policy to run with, or None), ``run_id`` (the same on all nodes of a run that
@@ -68,7 +70,7 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
     order: dict[str, Any] = {} if policy is None else {"policy": list(policy)}
     code = execute(directory, parsed, command, run_id=run_id, doing=doing, **order)
-    return tell(directory, parsed, code, several=run_id is not None)
+    return tell(directory, parsed, code, several=run_id is not None, see=see)
 
 
 def run_watched(
@@ -308,11 +310,11 @@ def run_to_the_end(
 
     handlers = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        with nullcontext() if output is None else output.open("wb") as file:
-            errors = None if file is None else subprocess.STDOUT
+        with nullcontext(ASIDE if sys.stdout is sys.stderr else None) if output is None else output.open("wb") as to:
+            errors = None if output is None else subprocess.STDOUT
             own = timeout is not None
             started.append(
-                subprocess.Popen(command, env=environment, stdout=file, stderr=errors, start_new_session=own, cwd=folder)
+                subprocess.Popen(command, env=environment, stdout=to, stderr=errors, start_new_session=own, cwd=folder)
             )
         for number in _asked:  # before there was anything to pass it on to
             started[0].send_signal(number)
@@ -354,35 +356,60 @@ NO_FRAMEWORK = (
 )
 
 
-def tell(directory: Path, options: CaptureOptions, code: int, *, several: bool = False) -> int:
+def tell(
+    directory: Path, options: CaptureOptions, code: int, *, several: bool = False,
+    see: Callable[[dict[str, Any]], None] | None = None,
+) -> int:  # fmt: skip
     """Say on stderr what was captured; return ``code`` if the command failed, else 2 if nothing was captured or the capture
-    failed and the run was to stop then, else 0. Of ``several`` nodes others may still write: nothing is cleared away."""
+    failed and the run was to stop then, else 0. Of ``several`` nodes others may still write: nothing is cleared away. ``see`` is
+    given the same as a document."""
+    notes: list[str] = []
+    ended, capture = _told(directory, options, code, several, notes)
+    if see is not None:
+        held = {"ranks": 0, "steps": 0, "rows": 0, "bytes": 0}
+        if capture is not None:
+            files = [one.lstat().st_size for one in directory.rglob("*") if one.is_file() and not one.is_symlink()]
+            held = {"ranks": len(capture.ranks), "steps": len(capture.steps), "rows": capture.rows, "bytes": sum(files)}
+        see({
+            "schema": "trueup-capture", "schema_version": 1, "exit_code": ended, "command_exit_code": code,
+            "directory": str(directory), "captured": capture is not None, **held, "notes": notes,
+        })  # fmt: skip
+    return ended
+
+
+def _told(
+    directory: Path, options: CaptureOptions, code: int, several: bool, notes: list[str]
+) -> tuple[int, Capture | None]:
+    """Say what was captured, and add to the ``notes``; return the exit code and the capture, if something was captured."""
     reports = reports_of(directory)
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
     if capture is None and any(directory.glob("rank-*/step-*/records-*")):
-        say(f"what was captured into {directory} cannot be opened{ended}; nothing of it was removed\n"
-             f"  next:     trueup show {directory} says why")  # fmt: skip
-        return code or 2
+        notes.append(f"what was captured into {directory} cannot be opened{ended}; nothing of it was removed")
+        say(f"{notes[0]}\n  next:     trueup show {directory} says why")
+        return code or 2, None
     if capture is None or not capture.rows or _only_losses(capture, reports):
         why = _why_nothing(directory, options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
-        say(f"nothing was captured into {directory}{ended}: {why}")
+        notes.append(f"nothing was captured into {directory}{ended}: {why}")
+        say(notes[0])
         if not several:
             _clear(directory)
-        return _exit_code(options, reports, capture, code) or 2
+        return _exit_code(options, reports, capture, code) or 2, None
     ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
     steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
     say(f"captured {capture.rows:,} slots over {steps}{ranks} into {directory}{ended}")
     for text in policy_lines(capture.ranks.values()):
         say(f"policy: {text}")
     if several and any(manifest.get("status") == "recording" for manifest in capture.ranks.values()):
-        say("note: other nodes are still recording; trueup show says later whether all ranks are complete")
-        return _exit_code(options, reports, capture, code)
-    for text in [*_unused(options, reports), *_remarks(reports), *capture.problems]:
+        notes.append("other nodes are still recording; trueup show says later whether all ranks are complete")
+        say(f"note: {notes[0]}")
+        return _exit_code(options, reports, capture, code), capture
+    notes += [*_unused(options, reports), *_remarks(reports), *capture.problems]
+    for text in notes:
         say(f"note: {text}")
     if code in INTERRUPTED:
         say(f"interrupted: {directory} holds what was recorded, for trueup show and compare; --overwrite records it anew")
-    return _exit_code(options, reports, capture, code)
+    return _exit_code(options, reports, capture, code), capture
 
 
 def _exit_code(options: CaptureOptions, reports: Sequence[Report], capture: Capture | None, code: int) -> int:
