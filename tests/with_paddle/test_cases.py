@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end.executing import lines_of
+from test_documentation import ROOT as PROJECT
 from trueup.simdev.paddle import COMPILERS, ROOT, build, install
 
 FOLDER = Path(__file__).parent
@@ -47,21 +50,66 @@ def test_cases_on_a_second_device(tmp_path: Path) -> None:
     run(files, CUSTOM_DEVICE_ROOT=str(tmp_path), FLAGS_use_stride_kernel="0")  # strided copies need kernels of the device
 
 
-def test_a_script_finds_the_simulated_device_by_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`trueup simdev run`, and a sentence where the device cannot be built."""
+PROJECT_OF_A_USER = """
+import argparse
+import paddle
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-c")
+parser.add_argument("-o", default="")
+configured = parser.parse_args().o
+if configured == "Global.use_npu=True":
+    paddle.set_device("npu")
+paddle.seed(0)
+m = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Hardswish(), paddle.nn.Linear(8, 2))
+o = paddle.optimizer.SGD(0.1, m.parameters())
+s = paddle.amp.GradScaler(enable=bool(configured))
+if configured:
+    m, o = paddle.amp.decorate(m, o, level="O2")
+for _ in range(3):
+    with paddle.amp.auto_cast(enable=bool(configured), dtype="float16"):
+        loss = m(paddle.rand([3, 4])).mean()
+    s.scale(loss).backward()
+    s.step(o)
+    o.clear_grad()
+    print("loss", float(loss), flush=True)
+print(m[0].weight.place, m[0].weight.dtype, flush=True)
+"""
+
+
+def test_commands_of_the_page_on_the_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/paddle.md, as they are written there, on a project like PaddleDetection's, whose script finds the device by its
+    import; the last two, which need a device with kernels of its own, are executed in cases/device_replay.py."""
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    script = (
-        "import paddle\npaddle.set_device('npu:1')\nm = paddle.nn.Linear(2, 2)\no = paddle.optimizer.SGD(0.1, m.parameters())\n"
-        "m, o = paddle.amp.decorate(m, o, level='O2')\ns = paddle.amp.GradScaler()\n"
-        "with paddle.amp.auto_cast(dtype='float16'):\n    loss = m(paddle.ones([1, 2])).mean()\n"
-        "s.scale(loss).backward()\ns.step(o)\nprint(m.weight.place, m.weight.dtype)"
-    )
-    command = [sys.executable, "-m", "trueup", "simdev", "run", "--devices", "2", "--", sys.executable, "-c", script]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.stdout.splitlines()[-1:] == ["Place(npu:1) paddle.float32"], ended.stderr[-2000:]
-    assert ended.stderr.count("mixed precision has no effect on the simulated device") == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/train.py").write_text(PROJECT_OF_A_USER)
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "pyproject.toml").write_text("[tool.trueup.capture]\nstop = true\n")  # when the last of its steps is recorded
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
+
+    def said(line: str, **more: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "trueup", *shlex.split(line)]
+        ended = subprocess.run(command, env=environment | more, cwd=tmp_path, capture_output=True, text=True)
+        assert ended.returncode == 0, f"{line}\n{ended.stdout[-1000:]}{ended.stderr[-2000:]}"
+        return ended.stdout, ended.stderr
+
+    cpu, launched, compared, simulated, tensors, verified, replayed, *others = lines_of(PROJECT / "docs/paddle.md")
+    assert [line.split()[0] for line in others] == ["replay", "reproduce"]
+    assert "over 3 steps into" in said(cpu)[1]
+    assert "over 3 steps into" in said(launched, TRUEUP_SIMULATED="1")[1]
+    assert said(compared)[0].startswith("ALIGNED")
+    told = "".join(said(simulated))
+    assert "Place(npu:0) paddle.float32" in told, told[-3000:]
+    assert "Place(npu:1) paddle.float32" in (tmp_path / "log/workerlog.1").read_text()
+    assert told.count("mixed precision has no effect on the simulated device") == 1
+    shutil.rmtree(tmp_path / "runs/npu")  # the page begins anew
+    out, told = said(tensors)
+    assert (out.count("loss"), "over 1 step into" in told) == (1, True), "the second step did not run"
+    assert said(verified)[0].startswith("REPRODUCED")
+    assert "accurate" in said(replayed)[0]
 
 
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
