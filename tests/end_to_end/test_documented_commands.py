@@ -86,13 +86,13 @@ ELSEWHERE = {
     "docs/check.md": "tests/audit/test_amp.py", "docs/checkpoint.md": "tests/checkpoint/test_checkpoint.py",
     "docs/curves.md": "tests/curves/test_command.py", "docs/env.md": "tests/knowledge/test_env.py",
     "docs/explain-log.md": "tests/knowledge/test_logs.py", "docs/export.md": "tests/export/test_export.py",
+    "docs/tensorflow.md": "tests/with_tensorflow/cases/recording.py",
     "docs/paddle.md": "tests/with_paddle/test_cases.py",
     "examples/text_recogniser/README.md": "tests/examples/test_text_recogniser.py",
     "docs/profile.md": "tests/profile/test_profile.py", "docs/port.md": "tests/port/test_port.py",
 }  # fmt: skip
 """Who executes a page's commands, and names it."""
 NOT_EXECUTED = {
-    "docs/tensorflow.md": "a training in TensorFlow; tests/with_tensorflow captures and compares",
     "examples/tensorflow_classifier/README.md": "a triage of a minute; tests/triage/test_commands.py",
 }
 """Pages whose commands are read by the command line's parser alone (tests/test_documentation.py), and why."""

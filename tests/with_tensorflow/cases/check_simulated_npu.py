@@ -3,7 +3,7 @@ refused."""
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
-from recording import rows_of
+from recording import LINES, WHERE, rows_of
 
 import trueup
+from trueup.doors.cli import app
 from trueup.simdev import tensorflow as simulated
 
 HERE = Path(__file__).parent
@@ -48,34 +49,47 @@ for attempt in (lambda: tf1.Session(config=config), NPURunConfig, lambda: NPUOpt
 """
 
 
-def start(*words: object, **more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trueup", *map(str, words)]
+TRAINING = f"""
+import runpy, sys
+sys.argv[1:] = ["allow_fp32_to_fp16"]
+runpy.run_path({str(HERE / "train_npu.py")!r}, run_name="__main__")
+"""
+
+
+def start(folder: Path, words: list[str], script: str, text: str, **more: str) -> subprocess.Popen[str]:
+    """Begin a command of docs/tensorflow.md where its script has a text."""
+    folder.mkdir()
+    (folder / script).write_text(text)
+    command = [sys.executable, "-m", "trueup", *words]
     return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **more}
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=WHERE | more
     )  # fmt: skip
 
 
 def test_a_training_for_the_device_is_compared_with_that_of_the_cpu(
-    tmp_path: Path, unedited: tuple[Path, subprocess.CompletedProcess[str]]
+    tmp_path: Path, unedited: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits, or the call that a planted fault breaks; with a dump asked for, for the capture records."""
-    npu, here = {"TRUEUP_SIMULATED": "1"}, [sys.executable, HERE / "train_npu.py", "allow_fp32_to_fp16"]
+    _, on_npu, compared, simulated, session = LINES
+    npu, fault = {"TRUEUP_SIMULATED": "1"}, {"TRUEUP_SIMDEV_FAULT": "tanh-backward-without-square"}
     runs = [
-        start("capture", "-o", tmp_path / "npu", "--", *here, **npu),
-        start("capture", "-o", tmp_path / "broken", "--", *here, **npu, TRUEUP_SIMDEV_FAULT="tanh-backward-without-square"),
-        start("simdev", "run", "--", sys.executable, "-c", SESSION),
+        start(tmp_path / "npu", simulated, "train_npu.py", TRAINING, **npu),
+        start(tmp_path / "broken", on_npu, "train.py", TRAINING, **npu, **fault),
+        start(tmp_path / "session", session, "train_npu.py", SESSION),
     ]
     said = [(*run.communicate(), run.returncode) for run in runs]
     assert [code for *_, code in said] == [0, 0, 0], "\n".join(err[-2000:] for _, err, _ in said)
     cpu, run = unedited
     assert run.stdout == said[0][0] != said[1][0]
-    same = trueup.compare(cpu, tmp_path / "npu")
+    same = trueup.compare(cpu, tmp_path / "npu/runs/npu")
     assert (same.verdict, same.unmatched) == ("aligned", [])
-    digests = [[row["digest"] for row in rows_of(tmp_path / one)] for one in (cpu, "npu")]
+    digests = [[row["digest"] for row in rows_of(one)] for one in (cpu, tmp_path / "npu/runs/npu")]
     assert digests[0] == digests[1]
-    culprit = trueup.compare(cpu, tmp_path / "broken").culprit
-    assert culprit is not None
-    assert (culprit.step, culprit.phase, culprit.scope, culprit.op) == (0, "backward", "first", "tf.raw_ops.Tanh")
+    monkeypatch.chdir(tmp_path / "broken")
+    Path("runs/cpu").symlink_to(cpu)
+    assert app.run(compared) == 1
+    culprit, *_ = json.loads(Path("report/verdict.json").read_text())["culprits"]
+    assert [culprit[name] for name in ("step", "phase", "scope", "op")] == [0, "backward", "first", "tf.raw_ops.Tanh"]
     out, err, _ = said[2]
     assert out.splitlines() == [
         "[1.] 1",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +16,8 @@ import pytest
 import tensorflow as tf
 
 import trueup
+from end_to_end.executing import lines_of
+from test_documentation import ROOT
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -23,18 +27,25 @@ Record = Callable[..., list[Row]]
 TRAIN = Path(__file__).parent / "train.py"
 
 
-def cli(*words: object) -> subprocess.CompletedProcess[str]:
+LINES = [shlex.split(line) for line in lines_of(ROOT / "docs/tensorflow.md")]
+"""The commands of the page, which are executed as they are written there."""
+WHERE = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def cli(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``trueup`` as a process of its own."""
-    return subprocess.run([sys.executable, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "trueup", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=WHERE)
 
 
 @pytest.fixture(scope="session")
 def unedited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return a capture of `train.py`, launched with no edit of the script, and what the command said."""
-    into = tmp_path_factory.mktemp("unedited") / "capture"
-    run = cli("capture", "-o", into, "--", sys.executable, TRAIN)
+    """Return a capture of `train.py`, launched with no edit of the script, and what the command said: the page's first."""
+    folder = tmp_path_factory.mktemp("unedited")
+    (folder / "train.py").write_text(TRAIN.read_text())
+    run = cli(*LINES[0], cwd=folder)
     assert run.returncode == 0, run.stderr[-3000:]
-    return into, run
+    return folder / "runs/cpu", run
 
 
 @pytest.fixture
