@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trueup
-from trueup.foundation.facts.arguments import in_runs
+from trueup.foundation.words.wording import in_runs
 from trueup.recording.adapters.torch.buffers import InFlight, Pending
 
 

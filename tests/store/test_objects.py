@@ -16,7 +16,8 @@ from trueup import compare, open_capture
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Writer, objects
-from trueup.foundation.store.objects import Objects, Push, url_of
+from trueup.foundation.store.layout import url_of
+from trueup.foundation.store.objects import Objects, Push
 
 pytest.importorskip("obstore", reason="object storage needs obstore, which the extra dev installs")
 moto = pytest.importorskip("moto.server", reason="a server of S3 needs moto, which the extra dev installs")

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
 from trueup.analysis.monitor.joining import Joined
 from trueup.analysis.monitor.kinds import kind_of, spoken
-from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
-from trueup.foundation.words.wording import counted, number
+from trueup.foundation.words.wording import counted, in_runs, number
 
 FEWEST = 20  # steps of a series that tell its noise
 LISTED = 12  # series that a sentence or a table names

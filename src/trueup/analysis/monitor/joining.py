@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.analysis.monitor.kinds import kind_of
-from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
-from trueup.foundation.words.wording import counted
+from trueup.foundation.words.wording import counted, in_runs
 
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import Passes, Tree
 from trueup.comparison.verdict.operands import most
-from trueup.comparison.verdict.parts import coarsest
 from trueup.foundation.facts.operators import having
+from trueup.foundation.facts.roundoff import roundoff
 
 
 def passes(tree: Tree, before: float = 0.0) -> Passes | None:
@@ -29,10 +29,10 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
-    accumulated = _agreeing(tree)
-    if accumulated is None:
+    found, errors = _agreeing(tree), tree.verdicts.errors
+    if found is None:
         return None
-    errors, biased = tree.verdicts.errors, unrecorded(tree.verdicts.criterion, coarsest(tree.streams[0]))[1]
+    accumulated, biased = found
     sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max(initial=0.0))))
 
@@ -43,16 +43,16 @@ def gradients_agree(tree: Tree) -> bool:
     return _agreeing(tree) is not None
 
 
-def _agreeing(tree: Tree) -> Numbers | None:
-    """Return what agrees of it, None where something does not. A gradient of which little is left, as that of a bias of keys, may
-    be off by as much as others of its shape are that the same operator gets or makes; it is none of those that are returned."""
-    at, errors, stream = _accumulated(tree), tree.verdicts.errors, tree.streams[1]
-    own = unrecorded(tree.verdicts.criterion, coarsest(tree.streams[0]))[0]
+def _agreeing(tree: Tree) -> tuple[Numbers, float] | None:
+    """Return what agrees of it, and what its elements may be off by alike; None where something does not agree. A gradient of which
+    little is left, as that of a bias of keys, may be off by as much as others of its shape that the same operator gets or makes."""
+    at, errors, (first, stream) = _accumulated(tree), tree.verdicts.errors, tree.streams
+    own, biased = unrecorded(tree.verdicts.criterion, float(first.names.table(roundoff)[first.dtype].max(initial=0.0)))
     agree = errors.relative[at] <= min(own * math.sqrt(max(map(len, tree.streams))), HALF)
     slots, off = errors.slots[1][at], np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
     _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
     little = errors.absolute[at] <= CANCELLED * most(off, kind := kind.reshape(-1), len(at))[kind]
-    return at[agree] if len(at) and (agree | little).all() else None
+    return (at[agree], biased) if len(at) and (agree | little).all() else None
 
 
 def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from trueup.doors.cli import options as shared
 from trueup.doors.cli.options import File, Number, Word, Words
 from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
-from trueup.foundation.store.objects import Push, spooled, url_of
+from trueup.foundation.store.layout import url_of
 from trueup.foundation.words.wording import say
 from trueup.recording.recorder.options import FRAMES
 
@@ -93,7 +93,7 @@ def capture(
     from trueup.recording.recorder import launch
 
     found = list[dict[str, Any]]()
-    with nullcontext(output) if url is None else spooled(url, shared=run_id is not None, say=say) as directory:
+    with _folder(output, url, shared=run_id is not None) as directory:
         with shown(below=True):
             see = None if json is None else found.append
             code = launch.run({"directory": str(directory), **options}, command, see)
@@ -105,6 +105,15 @@ def capture(
         place = {} if url is None else {"directory": url}
         shared.save_as_json(lambda: {**found[0], "exit_code": code, **place}, json, Terminal())
     return code
+
+
+def _folder(output: Path, url: str | None, *, shared: bool) -> AbstractContextManager[Path]:
+    """Give the folder that is recorded into: for object storage one of this machine."""
+    if url is None:
+        return nullcontext(output)
+    from trueup.foundation.store.objects import spooled
+
+    return spooled(url, shared=shared, say=say)
 
 
 def _cleared(output: Path, run_id: str | None) -> None:
@@ -158,6 +167,7 @@ def push(
         raise UsageError(f"{said}\n  next:     correct it")
     from trueup.doors.report.progress import shown
     from trueup.foundation.store.layout import read_root
+    from trueup.foundation.store.objects import Push
 
     read_root(path)
     with shown():

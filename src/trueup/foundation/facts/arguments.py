@@ -94,14 +94,3 @@ def _differ(first: Any, second: Any, rtol: float) -> bool:
     if not numbers or not (isinstance(first, float) or isinstance(second, float)):
         return False
     return not bool(np.isclose(first, second, rtol=rtol, atol=0, equal_nan=True))
-
-
-def in_runs(numbers: list[int], between: str = ",") -> str:
-    """Write numbers as they stand, runs as first and last: ``0-3,7``. A group of 512 ranks stays readable."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return between.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -27,6 +27,8 @@ from typing import Any
 from trueup.foundation.model import TrueupError
 
 FORMAT_VERSION = 1
+URL = re.compile(r"(s3|gs|az):/{1,2}([^/].*)")
+"""Of a URL that was taken for a path one slash is left."""
 MANIFEST = "manifest.json"
 LOCK = "lock"
 PROCESSES = "processes"
@@ -148,3 +150,18 @@ def read_root(root: Path) -> dict[str, Any]:
             "upgrade trueup to read it"
         )
     return content
+
+
+def url_of(path: str | Path) -> str | None:
+    """Return the URL that a user gave for a capture, None where it is a path. Raises TrueupError where one holds more than bucket
+    and name: a password in it would be written into reports."""
+    found = URL.fullmatch(str(path))
+    if found is None:
+        return None
+    if re.search(r"[@?#\\]|(?:^|/)\.\.?(?:/|$)", found[2]):
+        raise TrueupError(
+            "the URL of a capture cannot be used.\n  expected: s3://bucket/name, gs:// or az://\n"
+            "  got:      more than bucket and name\n"
+            "  next:     leave users, passwords and options to the environment (AWS_ACCESS_KEY_ID and the like)"
+        )
+    return f"{found[1]}://{found[2].rstrip('/')}"

@@ -32,8 +32,6 @@ from trueup.foundation.progress import advance
 from trueup.foundation.store import durable, layout
 from trueup.foundation.store.parallel import side_by_side
 
-URL = re.compile(r"(s3|gs|az):/{1,2}([^/].*)")
-"""Of a URL that was taken for a path one slash is left."""
 NAME = re.compile(
     r"manifest\.json|processes/[0-9]{1,10}\.json|rank-[0-9]{5,9}/(?:lock|manifest\.json|(?:sites|shadow|series)-[0-9]{4,9}\.parquet"
     r"|tensors-[0-9]{4,9}\.safetensors|step-[0-9]{6,9}/records-[0-9]{4,9}\.parquet)"
@@ -48,21 +46,6 @@ PERIOD = 1.0  # seconds between pushes while a training records
 INCOMPLETE = "what {0} holds was not pushed to its end: {1}; where it was recorded, `trueup push` goes on with it"
 
 Held = dict[str, tuple[int, str]]  # by name: size in bytes, xxh3_64 as 16 hexadecimal digits
-
-
-def url_of(path: str | Path) -> str | None:
-    """Return the URL that a user gave for a capture, None where it is a path. Raises TrueupError where one holds more than bucket
-    and name: a password in it would be written into reports."""
-    found = URL.fullmatch(str(path))
-    if found is None:
-        return None
-    if re.search(r"[@?#\\]|(?:^|/)\.\.?(?:/|$)", found[2]):
-        raise TrueupError(
-            "the URL of a capture cannot be used.\n  expected: s3://bucket/name, gs:// or az://\n"
-            "  got:      more than bucket and name\n"
-            "  next:     leave users, passwords and options to the environment (AWS_ACCESS_KEY_ID and the like)"
-        )
-    return f"{found[1]}://{found[2].rstrip('/')}"
 
 
 class Objects:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import LEVELS, TrueupError
 from trueup.foundation.store.declared import (
@@ -24,6 +23,7 @@ from trueup.foundation.store.declared import (
 )
 from trueup.foundation.store.policy_uses import policy_note, recorded_uses
 from trueup.foundation.store.reader import Capture
+from trueup.foundation.words.wording import in_runs
 
 
 def _in_short(numbers: list[int]) -> str:

@@ -39,7 +39,7 @@ def open_capture(path: str | Path | Capture) -> Capture:
     if isinstance(path, Capture):
         return path
     lacking: list[str] = []
-    if (url := objects.url_of(path)) is None:
+    if (url := layout.url_of(path)) is None:
         root = Path(path)
     else:
         root, lacking = objects.fetched(url)

@@ -16,13 +16,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trueup.foundation.facts.arguments import in_runs
 from trueup.foundation.facts.operators import says
 from trueup.foundation.facts.slots import STEP
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, Occurrence, SlotComparison, VerdictWord
 from trueup.foundation.words.reasons import in_words, what_and_next
-from trueup.foundation.words.wording import ELLIPSIS, counted, is_own, one_line, sci, shorten, times, user_source
+from trueup.foundation.words.wording import ELLIPSIS, counted, in_runs, is_own, one_line, sci, shorten, times, user_source
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",

@@ -128,3 +128,14 @@ def unified_diff(before: Sequence[str], after: Sequence[str], name: str) -> str:
 
     parts = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
     return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)
+
+
+def in_runs(numbers: list[int], between: str = ",") -> str:
+    """Write numbers as they stand, runs as first and last: ``0-3,7``. A group of 512 ranks stays readable."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

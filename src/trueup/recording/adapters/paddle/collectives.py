@@ -24,7 +24,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
-from trueup.foundation.facts.arguments import in_runs
+from trueup.foundation.words.wording import in_runs
 from trueup.recording.adapters.paddle.context import SessionCore, ThreadState, enclosing
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, holds, named_tensors
 from trueup.recording.engine.replacing import Around, Replacement, Sweep

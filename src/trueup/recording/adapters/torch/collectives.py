@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trueup.foundation.facts.arguments import in_runs
+from trueup.foundation.words.wording import in_runs
 from trueup.recording.adapters.torch.buffers import Pending
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, enclosing, running_owner
 from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
