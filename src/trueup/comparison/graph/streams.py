@@ -26,8 +26,7 @@ from trueup.foundation.store.columns import numbered as numbered
 from trueup.foundation.store.columns import spans as spans
 from trueup.foundation.store.reader import WRITTEN
 
-VANISHING = 104
-"""Below the largest operand of a softmax by so much, an exponential is zero beside it in float32: ln 2**150."""
+VANISHING = 104  # so much below the largest operand of a softmax an exponential is zero beside it in float32: ln 2**150
 SPREAD = 4
 """Seqs between the first and the last call, for each call there is, up to which a table finds calls faster than a search."""
 
@@ -63,11 +62,13 @@ class Stream(CallColumns):
 
     @cached_property
     def norms(self) -> Array:
-        """Norm of each slot without what vanishes in the exponential that it is read by: the masks of an attention, -1e9, beside
-        which no other number shows. Of the rest only the largest is known, and what it was made of: it is no larger than that."""
+        """Norm of each slot without masks in it (-1e9), which vanish in the exponential that it is read by. They do if all are one
+        number, for -1e4 + x is rounded, too: the norm tells how many. The rest is no larger than what it was made of."""
         least, largest, reads = self.number("min"), np.abs(self.number("max")), self.names.table(is_input)[self.slot]
         most = (largest + VANISHING) * np.sqrt(self.numel)
-        masked, real = self.l2 > most, self.names.table(roundoff)[self.dtype] > 0
+        with np.errstate(all="ignore"):
+            count, rest = (self.l2 / least) ** 2, self.numel * (np.maximum(largest, 1.0) / least) ** 2
+            masked = (self.l2 > most) & (rest < 0.01) & (np.abs(count - np.rint(count)) <= rest + 1e-9 * count)
         its = np.flatnonzero(masked & reads & self.names.table(having("exponential"))[self.op[self.call]])
         if not len(its):
             return self.l2
@@ -82,7 +83,7 @@ class Stream(CallColumns):
         known, peak = dict[int, float](), np.where(masked, largest, self.l2)
         for k in np.flatnonzero(found < self.l2).tolist():
             given = self.slots_of(int(self.call[k]), is_input)
-            given = given[real[given] & ~bare[given]]
+            given = given[(self.names.table(roundoff)[self.dtype[given]] > 0) & ~bare[given]]
             if not reads[k] and largest[k] <= peak[given].sum():
                 whole = float((found[given] * np.sqrt(self.numel[k] / np.maximum(self.numel[given], 1.0))).sum())
                 known.setdefault(int(number[k]), min(whole, float(found[k])))

@@ -10,11 +10,10 @@ Whatever came in, ‖x + v a b‖ <= ‖x‖ + |v| max |a| ‖b‖. A product is
 wherever no gradient goes, and elements of a sum made in float32 are no numbers of a 16-bit dtype, nor are they less a bias.
 A sum of at most n rows is off by sqrt(n) times what they are, the gradient of a cross-entropy by half of what its logits are.
 
-The factors of a criterion tell how errors usually grow; these are bounds. No error smaller than what came in exceeds them. But an
-operator is wrong in the same way in all layers and steps, and what is carried into them differs from one layer to the next; calls
-of one layer in a step have a weight and a history in common. So of a product a b with a weight, and of a gradient g f'(x) with x
-spread like normal numbers of its mean and deviation, all layers of a kind are asked for their *shift*, in the candidate less the
-baseline. Of two activations it says nothing: a lost mask, or dropout, is alike in all layers and more of it is left in an average::
+The factors of a criterion tell how errors usually grow; these are bounds. But an operator is wrong in the same way in all layers
+and steps, and what is carried into them differs; calls of one layer in a step have a weight and a history in common. So of a
+product a b with a weight, and of a gradient g f'(x) with x spread like normal numbers of its mean and deviation, all layers of a
+kind are asked for their *shift*, in the candidate less the baseline. Of two activations it says nothing: a lost mask is alike::
 
     ln ‖a b‖ / (‖a‖ ‖b‖),  ln ‖g f'(x)‖ / (‖g‖ rms f'(x))
 """
