@@ -68,11 +68,9 @@ def capture(
     The command needs no edit; python, torchrun and scripts that start workers are all followed.
     """
     command = shared.required(command, "capture", "capture -o runs/cpu")
-    if (url := url_of(output)) is not None and overwrite:
-        said = "Nothing on object storage is written over.\n  got:      --overwrite\n"
-        raise UsageError(f"{said}  next:     choose another URL than {url}")
+    url = url_of(output)
     if overwrite:
-        _cleared(output, run_id)
+        _cleared(output, url, run_id)
     options: dict[str, Any] = {
         "level": shared.levels(level) or LEVELS, "detail": detail, "steps": steps, "stop": stop,
         "ranks": ranks, "include": tuple(include or ()) or None, "exclude": tuple(exclude or ()) or None,
@@ -82,12 +80,7 @@ def capture(
     options |= _forced(inputs_from, force)
 
     if shadow is not None:
-        from dataclasses import asdict
-
-        from trueup.recording.execution.shadow import ShadowOptions
-
-        chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
-        options["shadow"] = asdict(chosen)
+        options["shadow"] = _shadow(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
 
     from trueup.doors.report.progress import shown
     from trueup.recording.recorder import launch
@@ -100,11 +93,16 @@ def capture(
         if shadow is not None:
             code = tell_shadow(directory, code, decides=shadow_exit)
     if json is not None:
-        from trueup.doors.report.terminal import Terminal
-
-        place = {} if url is None else {"directory": url}
-        shared.save_as_json(lambda: {**found[0], "exit_code": code, **place}, json, Terminal())
+        _document(found[0] | {"exit_code": code} | ({} if url is None else {"directory": url}), json)
     return code
+
+
+def _shadow(device: str, **options: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trueup.recording.execution.shadow import ShadowOptions
+
+    return asdict(ShadowOptions.of(device, **options))
 
 
 def _folder(output: Path, url: str | None, *, shared: bool) -> AbstractContextManager[Path]:
@@ -116,8 +114,17 @@ def _folder(output: Path, url: str | None, *, shared: bool) -> AbstractContextMa
     return spooled(url, shared=shared, say=say)
 
 
-def _cleared(output: Path, run_id: str | None) -> None:
-    """Remove the old capture; raises UsageError where several nodes record into it."""
+def _document(told: dict[str, Any], json: Path) -> None:
+    from trueup.doors.report.terminal import Terminal
+
+    shared.save_as_json(lambda: told, json, Terminal())
+
+
+def _cleared(output: Path, url: str | None, run_id: str | None) -> None:
+    """Remove the old capture; raises UsageError where several nodes record into it, or it lies on object storage."""
+    if url is not None:
+        said = "Nothing on object storage is written over.\n  got:      --overwrite\n"
+        raise UsageError(f"{said}  next:     choose another URL than {url}")
     if run_id is not None:
         raise UsageError(
             "A node would remove what another one records.\n  expected: --run-id, or --overwrite\n  got:      both\n"
@@ -174,10 +181,7 @@ def push(
         put = Push(path, target).push(complete=True)
     say(f"{path} is at {target}: {put:,} bytes were put")
     if json is not None:
-        from trueup.doors.report.terminal import Terminal
-
-        told = {"schema": "trueup-push", "schema_version": 1, "capture": str(path), "url": target, "bytes": put}
-        shared.save_as_json(lambda: told, json, Terminal())
+        _document({"schema": "trueup-push", "schema_version": 1, "capture": str(path), "url": target, "bytes": put}, json)
 
 
 OUTPUT = "Where hits are saved; else trueup-watch, or the next free of that name."
@@ -216,9 +220,7 @@ def watch(
     options, found = WatchOptions.of(stop_after, frames, budget), list[dict[str, Any]]()
     code = launch.run_watched(output, chosen, options, command, found.append)
     if json is not None:
-        from trueup.doors.report.terminal import Terminal
-
-        shared.save_as_json(lambda: found[0], json, Terminal())
+        _document(found[0], json)
     return code
 
 
