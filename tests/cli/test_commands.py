@@ -28,7 +28,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], list
     """What ``trueup capture`` would have run; the command "ends" with 7."""
     calls: list[tuple[dict[str, Any], list[str]]] = []
 
-    def run(options: dict[str, Any], command: list[str]) -> int:
+    def run(options: dict[str, Any], command: list[str], see: Callable[[dict[str, Any]], object] | None = None) -> int:
+        assert see is None
         calls.append((options, command))
         return 7
 
