@@ -65,8 +65,8 @@ class Stream(CallColumns):
         """Norm of each slot without masks in it (-1e9), which vanish in the exponential that it is read by. They do if all are one
         number, for -1e4 + x is rounded, too: the norm tells how many. The rest is no larger than what it was made of."""
         least, largest, reads = self.number("min"), np.abs(self.number("max")), self.names.table(is_input)[self.slot]
-        most = (largest + VANISHING) * np.sqrt(self.numel)
         with np.errstate(all="ignore"):
+            most = (largest + VANISHING) * np.sqrt(self.numel)
             count, rest = (self.l2 / least) ** 2, self.numel * (np.maximum(largest, 1.0) / least) ** 2
             masked = (self.l2 > most) & (rest < 0.01) & (np.abs(count - np.rint(count)) <= rest + 1e-9 * count)
         its = np.flatnonzero(masked & reads & self.names.table(having("exponential"))[self.op[self.call]])
