@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of
@@ -71,8 +72,9 @@ def ranks_of(capture: Capture) -> Ranks | None:
         run.step(step)
     apart = list(_of_apart(run))
     known = {(one.step, one.seq) for one in apart}
-    found = [*apart, *(one for one in _of_calls(capture, standing, steps) if (one.step, one.seq) not in known)]
-    found += _same_data(capture, standing)
+    read = _read(capture, standing, steps[0])
+    found = [*apart, *(one for one in _of_calls(capture, standing, steps, read) if (one.step, one.seq) not in known)]
+    found += _same_data(steps[0], standing, read)
     found.sort(key=lambda one: (one.step, one.seq))
     unknown = sum(one.kind not in SURE for one in run.apart)
     return Ranks(*_concluded(found, unknown, len(capture.ranks), len(steps)), tuple(found), unknown)
@@ -88,11 +90,12 @@ def _of_apart(run: Joined) -> Iterator[Odd]:
         yield Odd(step, seq, some[0].ranks, f"{finding.cause or finding.sentence}, in {finding.name}")
 
 
-def _of_calls(capture: Capture, standing: Standing, steps: list[int]) -> Iterator[Odd]:
-    """Yield calls that make other bytes of the same bytes, and weights that were the same on all ranks once."""
+def _of_calls(capture: Capture, standing: Standing, steps: list[int], read: dict[int, Calls]) -> Iterator[Odd]:
+    """Yield calls that make other bytes of the same bytes, and weights that were the same on all ranks once; ``read``: the first
+    step."""
     alike: dict[tuple[Key, str], int] = {}
     for step in steps:
-        read = {rank: _read(capture, standing, rank, step) for rank in standing.ranks.coordinates}
+        read = read if step == steps[0] else _read(capture, standing, step)
         first = read[min(read)]
         for key, call in first.kept.items():
             if any(key not in its.kept for its in read.values()):
@@ -115,10 +118,12 @@ def _of_calls(capture: Capture, standing: Standing, steps: list[int]) -> Iterato
                     alike.pop((key, name))
 
 
-def _read(capture: Capture, standing: Standing, rank: int, step: int) -> Calls:
-    names = standing.renames.get(rank, ())
-    rows = capture.records(rank=rank, step=step, level=LEVELS)
-    return calls_of(rows, None, lambda scope: renamed(scope, names), standing.partial)
+def _read(capture: Capture, standing: Standing, step: int) -> dict[int, Calls]:
+    found = {}
+    for rank in standing.ranks.coordinates:
+        name = partial(renamed, renames=standing.renames.get(rank, ()))
+        found[rank] = calls_of(capture.records(rank=rank, step=step, level=LEVELS), None, name, standing.partial)
+    return found
 
 
 def _digests(calls: Calls, call: Call) -> dict[str, str | None]:
@@ -138,7 +143,7 @@ def _other_bytes(step: int, call: Call, key: Key, digests: Mapping[int, Mapping[
     given = [name for name in told[0] if not name.startswith(("output.", "grad_input."))]
     made = [name for name in told[0] if name not in given]
     tensors = [name for name in given if name != "arguments"]
-    if not tensors or "empty" in key[3] or "dropout" in key[3] or any(told[0][name] is None for name in tensors):
+    if not tensors or any(told[0][name] is None for name in tensors):
         return
     if any(one.keys() != told[0].keys() or any(one[name] != told[0][name] for name in given) for one in told[1:]):
         return
@@ -161,12 +166,10 @@ def _who(odd: tuple[int, ...], world: int) -> str:
     return f"{ranks_text(odd)} {'is' if len(odd) == 1 else 'are'} odd, the other {world - len(odd)} agree"
 
 
-def _same_data(capture: Capture, standing: Standing) -> Iterator[Odd]:
+def _same_data(step: int, standing: Standing, read: dict[int, Calls]) -> Iterator[Odd]:
     """Yield that all ranks are given the same data, where nothing is cut: neither weights nor layers."""
     if standing.data or standing.stages or standing.ranks.axes != ("ranks",):
         return
-    step = capture.steps[0]
-    read = {rank: _read(capture, standing, rank, step) for rank in standing.ranks.coordinates}
     weights = [
         {
             f"{key[2]}.{name}": its.rows[at]["digest"]

@@ -82,13 +82,8 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     unsure = False
     notes = [f"{side.capture.path}: {problem}" for side in sides for problem in side.problems]
     if joins:
-        many = f"{over[0]} and {counted(over[1], 'rank')}"
-        notes.append(f"{many}: each series is joined over the ranks (mean, largest or sum), digests are left out")
-        for reader, world in zip(readers, over, strict=True):
-            if len(reader.ranks) < world:
-                unsure = True
-                held = f"{len(reader.ranks)} of {counted(world, 'rank')}"
-                notes.append(f"{reader.capture.path} holds {held}: they tell nothing of all")
+        unsure = any(len(reader.ranks) < world for reader, world in zip(readers, over, strict=True))
+        notes += _said_of_joining(readers, over)
     for side, other in ((0, 1), (1, 0)):
         extra = sorted(set(sides[side].ranks) - set(sides[other].ranks))
         if extra:
@@ -124,6 +119,14 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     unsure = unsure or bool(short) or any(side.capture.lost for side in sides)
     verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
     return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+
+
+def _said_of_joining(readers: Sequence[SeriesReader], over: Sequence[int]) -> Iterator[str]:
+    many = f"{over[0]} and {counted(over[1], 'rank')}"
+    yield f"{many}: each series is joined over the ranks (mean, largest or sum), digests are left out"
+    for reader, world in zip(readers, over, strict=True):
+        if len(reader.ranks) < world:
+            yield f"{reader.capture.path} holds {len(reader.ranks)} of {counted(world, 'rank')}: they tell nothing of all"
 
 
 def _world(reader: SeriesReader) -> int:

@@ -64,14 +64,15 @@ class Stream(CallColumns):
     def norms(self) -> Array:
         """Norm of each slot without masks in it (-1e9), which vanish in the exponential that it is read by. They do if all are one
         number, for -1e4 + x is rounded, too: the norm tells how many. The rest is no larger than what it was made of."""
-        least, largest, reads = self.number("min"), np.abs(self.number("max")), self.names.table(is_input)[self.slot]
+        reads, large = self.names.table(is_input)[self.slot], self.l2 > VANISHING * np.sqrt(self.numel)
+        its = np.flatnonzero(large & reads & self.names.table(having("exponential"))[self.op[self.call]])
+        if not len(its):
+            return self.l2
+        least, largest = self.number("min"), np.abs(self.number("max"))
         with np.errstate(all="ignore"):
             most = (largest + VANISHING) * np.sqrt(self.numel)
             count, rest = (self.l2 / least) ** 2, self.numel * (np.maximum(largest, 1.0) / least) ** 2
             masked = (self.l2 > most) & (rest < 0.01) & (np.abs(count - np.rint(count)) <= rest + 1e-9 * count)
-        its = np.flatnonzero(masked & reads & self.names.table(having("exponential"))[self.op[self.call]])
-        if not len(its):
-            return self.l2
         found, number = self.l2.copy(), np.where(self.is_identified, self.identity, NONE - np.arange(len(masked)))
         bare = np.isclose(self.l2, np.sqrt(self.numel - self.number("n_zero")) * -least, atol=0) & (least < -VANISHING)
         left = masked & ~bare  # a mask by itself holds zeros besides, and no more

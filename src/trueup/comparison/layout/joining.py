@@ -229,16 +229,8 @@ class _Joining:
         self._told.shapes[call.key, name] = first.shape
         made = self._made(worker, row)
         number = self._order.number(worker // self._standing.passes, call.seq) or 0
-        its = Slot(
-            call.key,
-            name,
-            number,
-            self._standing.passes,
-            held,
-            self._forward(worker, call, name),
-            tuple(self._inputs(call, name)),
-            made,
-        )
+        forward, inputs = self._forward(worker, call, name), tuple(self._inputs(call, name))
+        its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made)
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
         for axis in self._axes(known):

@@ -90,9 +90,9 @@ def _sources(site: Numbers, sites: Frames) -> pa.DictionaryArray:
 
 
 def _named(numbers: Numbers, names: Vocabulary) -> pa.DictionaryArray:
-    used = np.zeros(len(names.names) + 1, bool)
+    words = [*names.names, None]  # once: another thread adds names
+    used = np.zeros(len(words), bool)
     used[numbers] = True  # `NONE` is the last
-    words = [*names.names, None]
     return _words((np.cumsum(used) - 1)[numbers], [words[number] for number in np.flatnonzero(used).tolist()])
 
 

@@ -330,8 +330,8 @@ def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
     slots = spans(stream.starts[calls], stream.starts[calls + 1] - stream.starts[calls])
     owner = np.repeat(np.arange(len(calls)), stream.starts[calls + 1] - stream.starts[calls])
     tensor = stream.dtype[slots] >= 0
-    place = (stream.phase * len(stream.names.names) + stream.level)[calls].astype(np.uint64)
-    place = splitmix64(place ^ splitmix64(stream.step[calls].astype(np.uint64)))
+    step, level, phase = (column[calls].astype(np.uint64) for column in (stream.step, stream.level, stream.phase))
+    place = splitmix64(phase ^ splitmix64(level ^ splitmix64(step)))  # the same on both sides, however many names there are by now
     key = splitmix64(ops[calls].astype(np.uint64) ^ place)
     form = stream.slot[slots].astype(np.uint64) ^ splitmix64(stream.shapes.squeezed[slots].astype(np.uint64))
     data = splitmix64(stream.digest[slots] ^ splitmix64(form))

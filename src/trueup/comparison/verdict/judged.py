@@ -72,7 +72,7 @@ class Judged:
         """Tell whether the error is more than the estimate may be wrong by. The carried part has its own factor for that already.
         ``declared``, known by its definition whatever the device, needs no more room than that, nor does the rest of ``own``
         where the inputs are equal or the error has a direction."""
-        if self.error_in == 0 and (self.steady if self.unsized else self.outlier):  # the first, or alone
+        if self.error_in == 0 and (self.steady if self.unsized else self.outlier):  # the first difference; alone of its kind
             return self.ratio > criterion.suspect
         if self.unsized or math.isinf(self.expected):
             return False

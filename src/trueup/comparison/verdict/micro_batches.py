@@ -29,10 +29,9 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
-    found, errors = _agreeing(tree), tree.verdicts.errors
-    if found is None:
+    if (found := _agreeing(tree)) is None:
         return None
-    accumulated, biased = found
+    (accumulated, biased), errors = found, tree.verdicts.errors
     sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max(initial=0.0))))
 

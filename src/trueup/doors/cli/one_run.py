@@ -56,13 +56,12 @@ def show(
     phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
 
     with loading():
-        from trueup.analysis.selecting import NothingChosen, Selection, chosen_calls, read_conditions
-        from trueup.doors.report.capture_view import document, render_calls, render_header, render_list, render_tree
+        from trueup.analysis.selecting import Selection, read_conditions
+        from trueup.doors.report.capture_view import document, render_header
         from trueup.doors.report.tensor_view import render_tensor
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.store import open_capture
         from trueup.foundation.store.series import is_monitor
-        from trueup.foundation.words.wording import clean, say
 
     if npy is not None and tensor is None:
         raise UsageError(
@@ -82,6 +81,14 @@ def show(
         _call(capture, chosen, call, against, console)
         return
     render_header(capture, chosen, console)
+    _calls(capture, chosen, limit, console, tree=tree, short=short)
+
+
+def _calls(capture: Capture, chosen: Selection, limit: int, console: Console, *, tree: bool, short: bool) -> None:
+    from trueup.analysis.selecting import NothingChosen, chosen_calls
+    from trueup.doors.report.capture_view import render_calls, render_list, render_tree
+    from trueup.foundation.words.wording import clean, say
+
     try:
         if tree:
             render_tree(capture, chosen, console)

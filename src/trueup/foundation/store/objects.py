@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,13 @@ class Objects:
             if found.meta["size"] != expected[0]:
                 return f"has {found.meta['size']} bytes, and {expected[0]} were put"
             path.parent.mkdir(parents=True, exist_ok=True)
-            durable.write_file(path, map(bytes, found.stream()), sync=False)
+            came = xxhash.xxh3_64()
+            durable.write_file(path, _counted(found.stream(), came), sync=False)
         except FileNotFoundError:
             return "is missing"
         except self._failed as error:
             raise self._error(f"cannot be read ({name})", error) from None
-        if digest(path) != expected[1]:
+        if came.hexdigest() != expected[1]:
             path.unlink()
             return "holds other bytes than were put"
         return None
@@ -106,6 +107,13 @@ class Objects:
     def _error(self, what: str, error: BaseException) -> TrueupError:
         said = (str(error).splitlines() or [type(error).__name__])[0][:300]
         return TrueupError(f"{self.url} {what}: {said}; check the address, the network and your credentials, and try again")
+
+
+def _counted(blocks: Iterable[Any], into: xxhash.xxh3_64) -> Iterator[bytes]:
+    """Yield the blocks of an object; ``into`` takes their digest as they pass."""
+    for block in map(bytes, blocks):
+        into.update(block)
+        yield block
 
 
 def digest(path: Path) -> str:
@@ -218,8 +226,7 @@ class Push:
             self._id = os.urandom(8).hex()
             durable.write_json(state, {"url": self.objects.url, "spool": self._id})
         self._held = {}
-        if not self.objects.put(layout.MANIFEST, (self.spool / layout.MANIFEST).read_bytes(), create=True):
-            self._check(layout.MANIFEST, (self.spool / layout.MANIFEST).read_bytes(), self.objects.get(layout.MANIFEST))
+        self._put(layout.MANIFEST)
         n = 0
         for n, content in indices(self.objects):
             if content["spool"] == self._id:

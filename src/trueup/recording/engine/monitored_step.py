@@ -11,6 +11,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -111,8 +112,8 @@ class StepProbe(ABC):
         """Return what reads the layers of models."""
 
     @abstractmethod
-    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
-        """Call something of ours, which the training must not feel: without gradients, and what it raises is no matter of it."""
+    def untracked(self) -> AbstractContextManager[Any]:
+        """Return a context in which nothing that is computed gets a gradient."""
 
     @abstractmethod
     def add(self, numbers: Sequence[Any], made: Made, *, sampled: bool = True) -> None:
@@ -157,6 +158,14 @@ class StepProbe(ABC):
         """Return the loss scale that a scaler has now, a tensor; None where it has none."""
 
     # ---------------------------------------------------------------- what all share
+    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
+        """Call something of ours, which the training must not feel: without gradients, and what it raises is no matter of it."""
+        try:
+            with self.untracked():
+                call(*given)
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            self._listener.failed(error, what)
+
     @property
     def sampled(self) -> bool:
         """Whether the present step has everything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -242,12 +242,8 @@ class PaddleProbe(StepProbe):
     def drain(self) -> None:
         """Nothing is under way between steps."""
 
-    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
-        try:
-            with paddle.no_grad():
-                call(*given)
-        except Exception as error:  # noqa: BLE001 - the training goes on
-            self._listener.failed(error, what)
+    def untracked(self) -> Any:
+        return paddle.no_grad()
 
     # ---------------------------------------------------------------- the model
     def _called(self, original: Any, layer: paddle.nn.Layer, *args: Any, **kwargs: Any) -> Any:

@@ -217,12 +217,8 @@ class TensorFlowProbe(StepProbe):
     def drain(self) -> None:
         """Nothing is under way between steps."""
 
-    def guarded(self, what: str, call: Callable[..., Any], *given: Any) -> None:
-        try:
-            with record.stop_recording():
-                call(*given)
-        except Exception as error:  # noqa: BLE001 - the training goes on
-            self._listener.failed(error, what)
+    def untracked(self) -> Any:
+        return record.stop_recording()
 
     # ---------------------------------------------------------------- functions and layers
     def _function(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -351,14 +347,10 @@ class TensorFlowProbe(StepProbe):
         if self._stepping or threading.get_ident() != self._thread or not self.follows(optimizer):
             return original(optimizer, grads, *args, **kwargs)
         if not self._taken():
-            return self._untaken(original, optimizer, grads, args, kwargs)
+            return self._within(original, optimizer, grads, args, kwargs)
         grads = list(grads)
         self.guarded("an optimizer's step", self._begins, optimizer, optimizer, grads, args, kwargs)
-        self._stepping = True
-        try:
-            result = original(optimizer, grads, *args, **kwargs)
-        finally:
-            self._stepping = False
+        result = self._within(original, optimizer, grads, args, kwargs)
         self.guarded("an optimizer's step", self._stepped, optimizer, 0.0)
         return result
 
@@ -375,7 +367,8 @@ class TensorFlowProbe(StepProbe):
             self._said.add(words)
             say(words)
 
-    def _untaken(self, original: Any, optimizer: Any, grads: Any, args: Any, kwargs: Any) -> Any:
+    def _within(self, original: Any, optimizer: Any, grads: Any, args: Any, kwargs: Any) -> Any:
+        """Let an optimizer step; what it calls meanwhile is part of that."""
         self._stepping = True
         try:
             return original(optimizer, grads, *args, **kwargs)
@@ -387,15 +380,11 @@ class TensorFlowProbe(StepProbe):
         if self._stepping or threading.get_ident() != self._thread or not (self.follows(scaler) or self.follows(inner)):
             return original(scaler, grads, *args, **kwargs)
         if not self._taken():
-            return self._untaken(original, scaler, grads, args, kwargs)
+            return self._within(original, scaler, grads, args, kwargs)
         grads = list(grads)
         skipped: list[Any] = []
         self.guarded("a scaled step", self._scaled_begins, scaler, grads, args, kwargs, skipped)
-        self._stepping = True
-        try:
-            result = original(scaler, grads, *args, **kwargs)
-        finally:
-            self._stepping = False
+        result = self._within(original, scaler, grads, args, kwargs)
         self.guarded("a scaled step", self._stepped, inner, skipped[0] if skipped else 0.0)
         return result
 
