@@ -275,6 +275,26 @@ def test_the_gradient_of_a_product_is_made_of_two_factors() -> None:
     assert found.slot_expected["grad_input.0"] < 1e-4
 
 
+def test_the_gradients_of_a_convolution_sum_over_batch_positions_and_window() -> None:
+    """So at each level, and as many as the matrix product sums that the convolution is."""
+    x, weight, g = normal(2, 3, 34, 34), normal(16, 3, 3, 3, seed=1), normal(2, 16, 32, 32, seed=2)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3)).transpose(1, 4, 5, 0, 2, 3).reshape(27, -1)
+    rows = g.transpose(1, 0, 2, 3).reshape(16, -1)
+    of_weight = (rows @ windows.T).reshape(weight.shape)
+    of_input = changed(x, 0.1)
+    api = judge_one(
+        "torch.nn.functional.conv2d", {"grad_output.0": g, "input.0": x, "input.1": weight},
+        {"grad_input.0": of_input, "grad_input.1": of_weight}, {"grad_input.0": x, "grad_input.1": changed(of_weight, 1e-6)},
+        level="api", phase="backward",
+    ).slot_expected  # fmt: skip
+    aten = judge_one(
+        "aten::convolution_backward", [g, x, weight], [of_input, of_weight], [x, changed(of_weight, 1e-6)], phase="backward"
+    ).slot_expected
+    product = judge_one("aten::mm", [rows, windows.T], rows @ windows.T, changed(rows @ windows.T, 1e-6)).expected
+    assert api["grad_input.1"] == pytest.approx(product, rel=0.3)
+    assert [api["grad_input.0"], api["grad_input.1"]] == pytest.approx([aten["output.0"], aten["output.1"]], rel=0.01)
+
+
 @pytest.mark.parametrize("index", [np.array([3, 4]), np.array([True, False])])
 def test_another_index_or_mask_explains_everything(index: Array) -> None:
     x = normal(10)

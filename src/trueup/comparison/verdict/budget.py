@@ -370,7 +370,7 @@ class Explanation:
         numel = self._of(inputs.numel, one)
         times = at & (one >= 0) & (two >= 0)
         inner = np.sqrt(numel * self._of(inputs.numel, two) / np.maximum(out.numel, 1.0))
-        k = np.where(backward, inner, self._inner_length(one, two))
+        k = self._inner_length(one, two, backward, inner)
         scale = np.sqrt(out.numel * k) * self._of(inputs.rms, one) * self._of(inputs.rms, two) / norm
         k_summed = np.maximum(numel / np.maximum(out.numel, 1.0), 1.0)
         found.k = np.where(times, k, np.where(summed & (one >= 0), k_summed, 1.0))
@@ -407,21 +407,21 @@ class Explanation:
         second = join.first((given & (its == wanted[1][join.outputs])) | (plain & later))
         return first, second, kind
 
-    def _inner_length(self, one: Numbers, two: Numbers) -> Array:
-        """Return how many products are summed into one element."""
-        numel = self.inputs.numel
-        found = self._size(one, -1)
-        convolution = self._is_known("convolution")  # forward or backward
-        if not convolution.any():
-            return found
-        backward = convolution & self._is_known("backward")
-        weight = self.outputs.slot == self.names.number("output.1")  # its gradient: over batch and positions
-        of_weight = self._of(numel, one) / np.maximum(self._size(one, 1), 1.0)
-        of_input = self._of(numel, two) / np.maximum(self._size(two, 1), 1.0)
+    def _inner_length(self, one: Numbers, two: Numbers, gradient: Array, inner: Array) -> Array:
+        """Return how many products are summed into one element; ``gradient``: where the first factor is one, of which matrix
+        products sum ``inner``."""
+        numel, number = self.inputs.numel, self.names.number
+        found = np.where(gradient, inner, self._size(one, -1))
+        gradient = gradient | self._is_known("backward")
+        of_weight = np.isin(self.outputs.slot, [number(slot) for slot in ("output.1", "grad_input.1", "grad_input.weight")])
         for op, layout in self._said(self.op, "convolution"):
-            forward = self._of(numel, two) / np.maximum(self._size(two, layout["filters"]), 1.0)
-            found = np.where(self.op == op, np.maximum(forward, 1.0), found)
-        return np.where(backward, np.maximum(np.where(weight, of_weight, of_input), 1.0), found)
+            filters = layout["filters"]  # a weight is [out, in, ...] beside [batch, channels, ...], or all the other way round
+            inputs, channels = (1, 1) if filters == 0 else (-2, -1)
+            positions = self._of(numel, one) / np.maximum(self._size(one, channels), 1.0)  # of the batch, too
+            of_input, forward = (self._of(numel, two) / np.maximum(self._size(two, axis), 1.0) for axis in (inputs, filters))
+            summed = np.where(gradient, np.where(of_weight, positions, of_input), forward)
+            found = np.where(self.op == op, np.maximum(summed, 1.0), found)
+        return found
 
     # ---------------------------------------------------------------- outputs beside their inputs
     def _join(self, at: Array) -> Join:
