@@ -174,7 +174,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-FURTHER = ("pp-local", "cp", "zero1")
+FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated")
 """Layouts of `benchmarks/parallel_layouts.py`, of two layers here."""
 
 

@@ -41,9 +41,12 @@ def test_healthy(runs: Path, first: str, second: str) -> None:
     assert "the ranks of each run were put together before they were compared" in result.sentence
 
 
-@pytest.mark.parametrize(("first", "second"), [("two-layers", "pp-local"), ("pp-local", "cp"), ("zero1", "two-layers")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("two-layers", "pp-local"), ("pp-local", "cp"), ("zero1", "two-layers"), ("ddp-accumulated", "zero3")]
+)
 def test_stages_sequences_and_owners_of_weights(runs: Path, first: str, second: str) -> None:
-    """Pipelines of micro-batches, with global names and with names that begin anew; zigzag pieces of sequences; ZeRO 1."""
+    """Pipelines of micro-batches, with global names and with names that begin anew; zigzag pieces; ZeRO 1; micro-batches
+    whose losses are divided by their number; weights that are gathered before they are used."""
     result = compare(runs / first, runs / second)
     assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
 

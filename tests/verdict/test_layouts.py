@@ -37,7 +37,7 @@ def _run(directory: Path, world: int, part: dict[str, object] | None = None) -> 
         ((1, None), (2, TP), "one process against TP=2", "aligned"),
         ((2, None), (2, TP), "2 processes against TP=2", "aligned"),
         ((1, None), (2, {"mesh": 7, "placements": [None]}), "one process against 2 processes", "aligned"),
-        ((2, TP), (2, TP | {"placements": ["Replicate()"]}), "TP=2, and weights that are cut in different places", "deviates"),
+        ((2, TP), (2, TP | {"placements": ["Replicate()"]}), "TP=2, and weights or batches that are cut elsewhere", "deviates"),
     ],
 )
 def test_pieces_are_put_together(tmp_path: Path, first: tuple, second: tuple, said: str, verdict: str) -> None:

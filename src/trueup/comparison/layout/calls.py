@@ -37,6 +37,12 @@ MOVING = SORTING | {"cat", "concat", "index_select", "gather", "take_along_dim",
 COPIES = frozenset({"clone", "contiguous"})
 """What DTensor does to gradients beside the backward of recorded calls."""
 
+CARRYING = COPIES | {"cat", "concat", "stack", "copy_", "narrow"}
+"""What is done to tensors before and after they are sent."""
+
+DIVIDING = frozenset({"div", "__truediv__", "true_divide", "divide", "mul", "__mul__", "__rmul__", "multiply"})
+NEARLY = 4e-3  # relative error of a loss that was divided: half types round so
+
 _INSIDE = re.compile(rf"(?:^|\.)(?:{'|'.join(WRAPPERS)})(?=\.|$)")
 
 
@@ -85,11 +91,13 @@ def class_of(op: str) -> str:
 
 
 def calls_of(
-    table: pa.Table, classes: Mapping[str, str] | None = None, rename: Callable[[str], str] = str, partial: Collection[str] = ()
-) -> Calls:
+    table: pa.Table, classes: Mapping[str, str] | None = None, rename: Callable[[str], str] = str, partial: Collection[str] = (),
+    shares: Collection[int] = (),
+) -> Calls:  # fmt: skip
     """Take the calls out of a table of records of one rank and step, sketches included. ``classes``: by scope, the modules' classes
     in the other run: a class that it has nowhere (``ColumnParallelLinear``) goes by that of its scope there. ``rename`` makes names
-    of layers global; modules of ``partial`` hold other parts of the model in one of the runs, and are no calls."""
+    of layers global; modules of ``partial`` hold other parts of the model in one of the runs, and are no calls; ``shares``: numbers
+    of parts into which the batch is cut: a loss may be divided by them, so that gradients can be added up."""
     known = frozenset((classes or {}).values())
     backward = math.inf
     sketches = sketch_matrix(table["sketch"])
@@ -97,6 +105,7 @@ def calls_of(
     found = Calls({}, rows, sketches, {}, {}, {})
     ordinals: dict[tuple[str, str, str, str], int] = {}
     left_out: set[int] = set()
+    shared: dict[int, int] = {}  # where the loss stands that a call divides, by the call
     calls: dict[int, list[int]] = {}
 
     def named(op: str, scope: str) -> str:
@@ -105,6 +114,7 @@ def calls_of(
 
     for n, row in enumerate(rows):
         calls.setdefault(row["seq"], []).append(n)
+    carried = _carried(rows)
     sorting = {row["scope"] for row in rows if row["level"] == "api" and row["op"].rpartition(".")[2] in SORTING}
     for seq, held in calls.items():
         first = rows[held[0]]
@@ -113,9 +123,14 @@ def calls_of(
         scope = rename(plain(first["scope"]))
         wraps = first["level"] == "module" and (op in WRAPPING or scope in partial)
         backward = min(backward, seq) if first["phase"] == "backward" else backward
+        if _shares(first, [rows[n] for n in held], shares):
+            shared[seq] = next(n for n in held if rows[n]["slot"] == "input.0")
         serves = first["level"] != "module" and (
-            _serves(first)
+            seq in shared
+            or _serves(first)
+            or seq in carried
             or _moves(first, sorting)
+            or first["forward_seq"] in shared
             or _copies(first, found)
             or (seq > backward and _averages([rows[n] for n in held]))
         )
@@ -128,7 +143,8 @@ def calls_of(
         level = first["level"]
         name = (first["phase"], level, scope, named(op, scope) if level == "module" else op)
         ordinals[name] = ordinals.get(name, -1) + 1
-        call = Call((*name, ordinals[name]), seq, parent, first["forward_seq"], {_slot(rows[n], rename): n for n in held})
+        rows_of = {_slot(rows[n], rename): shared.get(rows[n]["producer_seq"], n) for n in held}
+        call = Call((*name, ordinals[name]), seq, parent, first["forward_seq"], rows_of)
         found.kept[call.key] = call
         found.keys[seq] = call.key
     return found
@@ -203,6 +219,44 @@ def _moves(row: Mapping[str, Any], sorting: Collection[str]) -> bool:
     """Tell whether a call only moves rows in a module that sorts them (tokens by their expert): each layout has other places for
     them, and what is computed from them shows whether they came to the right one."""
     return row["scope"] in sorting and row["op"].rpartition(".")[2] in MOVING
+
+
+def _carried(rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the calls that pack what is sent and unpack what came, and their backward: collectives made all they are given, or
+    read all that they make. Each layout has others, and what computes with the result shows what is in it."""
+    collectives = {row["seq"] for row in rows if row["phase"] == "collective"}
+    if not collectives:
+        return set()
+    given: dict[int, set[int | None]] = {}
+    read: dict[int, set[int]] = {}
+    for row in rows:
+        if row["slot"].startswith(("input.", "grad_output.")):
+            given.setdefault(row["seq"], set()).add(row["producer_seq"])
+            if row["producer_seq"] is not None:
+                read.setdefault(row["producer_seq"], set()).add(row["seq"])
+    moves = {
+        row["seq"]: row["forward_seq"] for row in rows
+        if row["level"] == "api" and row["phase"] in ("forward", "backward") and row["op"].rpartition(".")[2] in CARRYING
+    }  # fmt: skip
+    found = set(collectives)
+    for seq in moves:
+        if given.get(seq) and given[seq] <= found:
+            found.add(seq)
+    for seq in reversed(list(moves)):
+        if read.get(seq) and read[seq] <= found:
+            found.add(seq)
+    return found | {seq for seq, forward in moves.items() if forward in found}
+
+
+def _shares(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], shares: Collection[int]) -> bool:
+    """Tell whether a call outside of any module divides a single number by the number of parts of the batch."""
+    if not shares or first["scope"] or first["phase"] != "forward" or first["op"].rpartition(".")[2] not in DIVIDING:
+        return False
+    told = {row["slot"]: row["mean"] for row in rows if row["numel"] == 1 and row["mean"] is not None}
+    before, after = told.get("input.0"), told.get("output.0")
+    if before is None or after is None:
+        return False
+    return any(share > 1 and abs(after * share - before) <= NEARLY * abs(before) for share in shares)
 
 
 def _copies(row: Mapping[str, Any], found: Calls) -> bool:

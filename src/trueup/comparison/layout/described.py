@@ -35,6 +35,12 @@ class Work:
     weights: frozenset[str]
     given: tuple[int, ...] | None
     stepped: tuple[str, ...]
+    times: int = 0  # how often the module that runs first does in the step: once a micro-batch
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that the module which runs first is given in the step."""
+        return math.prod(self.given or ()) * self.times
 
 
 @dataclass(frozen=True)
@@ -92,26 +98,29 @@ def layout_of(capture: Capture) -> Layout:
 
 
 def _work(capture: Capture, rank: int) -> Work:
-    columns = ["seq", "phase", "level", "scope", "slot", "shape"]
+    columns = ["seq", "phase", "level", "scope", "op", "slot", "shape"]
     rows = capture.records(columns, rank=rank, step=capture.steps[0], level="module", phase=("forward", "optimizer")).to_pylist()
     forward = [row for row in rows if row["phase"] == "forward"]
     given = next((row for row in forward if row["slot"].startswith("input.")), None)
+    first = forward[0] if forward else {}
+    runs = {row["seq"] for row in forward if (row["scope"], row["op"]) == (first["scope"], first["op"])}
     return Work(
         frozenset(f"{row['scope']}.{row['slot']}" for row in forward if row["slot"].startswith("param.")),
         None if given is None or given["shape"] is None else tuple(given["shape"]),
         tuple(row["slot"] for row in rows if row["phase"] == "optimizer" and row["slot"].endswith(".grad")),
+        len(runs),
     )
 
 
 def _other_work(mine: tuple[Work, Work], its: tuple[Work, Work]) -> bool:
     """Tell whether ranks of the same number hold other layers (a pipeline, experts), are given as much of the data cut elsewhere
-    (sequences), or step other weights (flat buffers)."""
+    (sequences), in other micro-batches, or step other weights (flat buffers)."""
     apart = any(ends[0].weights != ends[1].weights or ends[0].stepped != ends[1].stepped for ends in (mine, its))
     for one, other in zip(mine, its, strict=True):
         if apart and (one.weights != other.weights or one.stepped != other.stepped):
             return True
         given = one.given, other.given
-        if None not in given and given[0] != given[1] and math.prod(given[0] or ()) == math.prod(given[1] or ()):
+        if None not in given and given[0] != given[1] and one.elements == other.elements > 0:
             return True
         if one.stepped and other.stepped and one.stepped != other.stepped and (_flat(one) or _flat(other)):
             return True

@@ -83,6 +83,7 @@ class Slot:
     forward: tuple[Key, str] | None  # of a gradient: the slot that it is the gradient of
     inputs: tuple[str, ...]  # slots that the call is given
     made: tuple[Key, str] | None = None  # call and slot of the first rank that made it
+    placed: bool = False  # whether it says by itself along which axes it is cut, so that along others it is not
 
     def ranks(self, workers: Iterable[int]) -> tuple[int, ...]:
         """Return the ranks of workers."""
@@ -114,8 +115,9 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         whole = _of_one_batch(whole, piece, told)
     if axis in told.data and not slot.fixed and not slot.backward and whole is not None and _adds_up(groups, held, whole):
         return Way("sharded", 0)
-    if not varies:
-        longer = None if whole is None else _longer(piece, whole, size, axis in told.data)
+    before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
+    if not varies and not (before is not None and before.kind == "partial" and axis in told.data and piece.numel == 1):
+        longer = None if whole is None or slot.placed else _longer(piece, whole, size, axis in told.data)
         return REPLICATED if longer is None else Way("sharded", longer)
     if (known := told.placed.get(tuple(one.digest for one in slot.pieces.values()))) is not None and axis in known:
         way = known[axis]
@@ -129,8 +131,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if slot.fixed:
         of_model = axis not in told.data and whole is None  # a shard that nothing describes
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
-    if slot.backward and slot.forward is not None and (before := told.ways.get(slot.forward, {}).get(axis)) is not None:
-        return _of_gradient(axis, before, told, held[groups[0][0]], whole, size)
+    if before is not None:
+        return _of_gradient(axis, before, told, piece, whole, size)
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
         return _of_loss(axis, groups, held, whole, told)
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,10 +90,12 @@ class _Joining:
         self._capture, self._standing, self._geometry, self._told = capture, standing, standing.workers, told
         classes = {key[2]: key[3] for key, _ in told.other if key[1] == "module"} or None
         self._calls: dict[int, Calls] = {}
+        parts = [self._geometry.size(axis) for axis in standing.data]
+        shares = {*parts, math.prod(parts)}
         for rank in sorted(standing.ranks.coordinates):
             rows = capture.records(rank=rank, step=told.step, level=LEVELS)
             names = standing.renames.get(rank, ())
-            read = calls_of(rows, classes, functools.partial(renamed, renames=names) if names else str, partial)
+            read = calls_of(rows, classes, functools.partial(renamed, renames=names) if names else str, partial, shares)
             if order is None or len(order):
                 read = by_weight(read, standing.weights.get(rank), dict(order) if order else None)
             for number, one in enumerate(in_passes(read, standing.passes, bool(standing.stages))):
@@ -230,7 +233,7 @@ class _Joining:
         made = self._made(worker, row)
         number = self._order.number(worker // self._standing.passes, call.seq) or 0
         forward, inputs = self._forward(worker, call, name), tuple(self._inputs(call, name))
-        its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made)
+        its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made, bool(known))
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
         for axis in self._axes(known):

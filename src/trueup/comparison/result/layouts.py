@@ -12,7 +12,7 @@ from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joined import Joined, undeclared
-from trueup.comparison.layout.standing import in_one_pass, standing_of, tied_of, updates_of
+from trueup.comparison.layout.standing import standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -38,7 +38,7 @@ def other_layouts(captures: tuple[Capture, Capture]) -> str:
     if not first.differs(second):
         return ""
     both = str(first), str(second)
-    return f"{both[0]} against {both[1]}" if both[0] != both[1] else f"{both[0]}, and weights that are cut in different places"
+    return f"{both[0]} against {both[1]}" if both[0] != both[1] else f"{both[0]}, and weights or batches that are cut elsewhere"
 
 
 def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) -> tuple[Joined, Joined] | str:
@@ -50,8 +50,6 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
             return geometry.problem
     told = undeclared if shards is None else load(shards)
     standings = [standing_of(capture, geometry) for capture, geometry in zip(captures, geometries, strict=True)]
-    if not any(one.stages for one in standings):
-        standings = [in_one_pass(one) for one in standings]
     partial, updates, tied = standings[0].partial | standings[1].partial, updates_of(standings, captures), tied_of(captures)
     first, second = (
         Joined(capture, one, None, told, partial, updates, tied) for capture, one in zip(captures, standings, strict=True)
