@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import trueup
-from trueup.analysis.invariants.learning import Checked, check, learn, load, save
+from trueup.analysis.invariants.learning import Checked, check, learn
+from trueup.analysis.invariants.relations import load, save
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 
@@ -111,7 +112,7 @@ def test_ranks_that_are_equal(tmp_path: Path) -> None:
         return path
 
     known = learn([write(tmp_path / "a", parted=False)])
-    assert len(known.equal) == 1
+    assert known.kinds["equal"] == 1
     save(known, tmp_path / "known.json")
     found = check(load(tmp_path / "known.json"), write(tmp_path / "b", parted=True))
     assert found.sentence.splitlines()[0] == (

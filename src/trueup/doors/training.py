@@ -162,7 +162,7 @@ def watch(
 def monitor(
     model: Any = None, optimizer: Any = None, directory: str | Path = "trueup-monitor", *, every: int = 10, digests: int = 100,
     ranks: NumberSet = None, alerts: bool = True, on_alert: str | Sequence[str] = "message", command: str | None = None,
-    step: int | None = None,
+    invariants: str | Path | None = None, check: int = 300, step: int | None = None,
 ) -> Monitor:  # fmt: skip
     """Take a training's numbers all the time, and say when one leaves its own past.
 
@@ -184,6 +184,8 @@ def monitor(
         alerts: look for spikes, drift, frozen and vanishing layers, ranks that part.
         on_alert: one or more of ``message``, ``stop`` (by `WatchStopped`, exit code 3) and ``capture`` (the next step in detail).
         command: run with each alert as JSON on its standard input; no shell.
+        invariants: file of `trueup invariants` on a healthy run; what breaks one of its relations is an alert.
+        check: steps between two checks of the invariants; a check records three steps by digests.
         step: number of the first step; None: 0, or where an earlier monitor's series end, as the optimizer's state says.
 
     Raises:
@@ -192,7 +194,7 @@ def monitor(
     """
     from trueup.analysis.monitor.session import Monitor, MonitorOptions, root_manifest
 
-    options = MonitorOptions.of(every, digests, ranks, alerts, on_alert, command)
+    options = MonitorOptions.of(every, digests, ranks, alerts, on_alert, command, invariants, check)
     framework = _framework(model, "monitor", "monitor", "monitor")
     models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]

@@ -12,6 +12,8 @@ import pytest
 
 import trueup
 from models import transformer
+from trueup.analysis.invariants.learning import learn
+from trueup.analysis.invariants.relations import save
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
@@ -99,3 +101,29 @@ def test_the_command_needs_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (read.steps(0).tolist(), read.capture.ranks[0]["framework"]) == ([0, 1, 2], "paddle")
     assert {"gradient_norm/0", "gradient_norm/2", "activation_zeros/1", "update_ratio/2"} <= set(read.names(0))
     assert main(["compare", "m", "m"]) == 0
+
+
+def test_invariants_are_learned_and_checked_while_it_runs(tmp_path: Path) -> None:
+    def steps(count: int, seed: int, forgets: bool = False) -> None:
+        paddle.seed(seed)
+        model = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Dropout(0.2), paddle.nn.Linear(8, 1))
+        optimizer = paddle.optimizer.Momentum(0.01, parameters=model.parameters())
+        for step in range(count):
+            model(paddle.randn([3, 4])).square().mean().backward()
+            optimizer.step()
+            if not (forgets and step >= 5):
+                optimizer.clear_grad()
+
+    with trueup.capture(tmp_path / "c", level=("module", "api"), detail="digest"):
+        steps(6, 0)
+    known = learn([tmp_path / "c"])
+    assert all(known.kinds[name] for name in ("changes", "same", "arguments", "types", "shapes", "calls"))
+    save(known, tmp_path / "known.json")
+    for forgets in (False, True):
+        monitor = trueup.monitor(None, None, tmp_path / f"m{forgets}", invariants=tmp_path / "known.json", check=5)
+        steps(11, 7, forgets)
+        monitor.close()
+        said = [one.said for one in monitor.alerts if one.rule == "invariant"]
+        assert monitor.failure is None
+        assert len(said) == int(forgets), said
+        assert not forgets or "as in the healthy run: it was changed or not cleared" in said[0]

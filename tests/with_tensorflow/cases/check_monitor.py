@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 
 import trueup
+from trueup.analysis.invariants.learning import learn
+from trueup.analysis.invariants.relations import save
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
@@ -136,3 +138,29 @@ def test_what_xla_compiles_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[
         made.fit(np.ones((2, 4), np.float32), np.ones((2, 1), np.float32), verbose=0)
     assert (monitor.count, monitor.failure) == (0, None)
     assert "is compiled by XLA (jit_compile=True): nothing inside is monitored" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_invariants_are_learned_and_checked_while_it_runs(tmp_path: Path, eager: bool) -> None:
+    def fit(count: int, seed: int, frozen: bool = False) -> None:
+        keras.utils.set_random_seed(seed)
+        made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=eager, jit_compile=False)
+        stop = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: (
+            made.optimizer.learning_rate.assign(0.0) if frozen and batch == 5 else None
+        ))  # fmt: skip
+        x = np.random.default_rng(seed).normal(size=(2 * count, 4)).astype("float32")
+        made.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[stop])
+
+    with trueup.capture(tmp_path / "c", level=("module", "api"), detail="digest"):
+        fit(6, 0)
+    known = learn([tmp_path / "c"])
+    assert all(known.kinds[name] for name in ("changes", "same", "arguments", "types", "shapes", "calls"))
+    save(known, tmp_path / "known.json")
+    for frozen in (False, True):
+        monitor = trueup.monitor(None, None, tmp_path / f"m{frozen}", invariants=tmp_path / "known.json", check=5)
+        fit(11, 7, frozen)
+        monitor.close()
+        said = [one.said for one in monitor.alerts if one.rule == "invariant"]
+        assert (monitor.failure, len(said), monitor.count) == (None, int(frozen), 5), said
+        assert not frozen or "is what it was in step 7; in the healthy run each step changes it" in said[0]

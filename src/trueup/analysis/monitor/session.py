@@ -35,6 +35,7 @@ from trueup.recording.recorder.options import NumberSet, in_ranges, parse_number
 from trueup.recording.registry import Adapter
 
 if TYPE_CHECKING:
+    from trueup.analysis.invariants.live import Live
     from trueup.analysis.monitor.alerts import Alert, Alerts
 
 CONTROL = "control"
@@ -55,22 +56,32 @@ class MonitorOptions:
     alerts: bool = True
     actions: tuple[str, ...] = ("message",)
     command: str | None = None  # run with an alert as JSON on standard input
+    invariants: str | None = None  # file of a healthy run's relations that are checked while this one goes
+    check: int = 300  # steps between two checks of them
 
     @classmethod
     def of(
         cls, every: int = 10, digests: int = 100, ranks: NumberSet = None, alerts: bool = True,
-        on_alert: str | Sequence[str] = "message", command: str | None = None,
+        on_alert: str | Sequence[str] = "message", command: str | None = None, invariants: str | Path | None = None,
+        check: int = 300,
     ) -> MonitorOptions:  # fmt: skip
-        """Check the options; raise `UsageError` where a value means nothing."""
-        if every < 1 or digests < 0:
-            raise UsageError(f"every {every} or digests {digests} is too small: expected at least 1, and 0 for no digests")
+        """Check the options; raise `UsageError` where a value means nothing, TrueupError where invariants cannot be read."""
+        if every < 1 or digests < 0 or check < 1:
+            raise UsageError(
+                f"every {every}, digests {digests} or check {check} is too small: expected at least 1, and 0 for no digests"
+            )
+        if invariants is not None:
+            from trueup.analysis.invariants.relations import load
+
+            load(Path(invariants))
+            invariants = str(Path(invariants).absolute())
         actions = (on_alert,) if isinstance(on_alert, str) else tuple(on_alert)
         for one in actions:
             if one not in ACTIONS:
                 raise UsageError(f"on_alert {one!r} is unknown: expected {', '.join(ACTIONS)}")
         if command is not None and not shlex.split(command):
             raise UsageError("command is empty: expected a program and its arguments")
-        return cls(every, digests, parse_numbers(ranks, "ranks"), alerts, actions, command)
+        return cls(every, digests, parse_numbers(ranks, "ranks"), alerts, actions, command, invariants, check)
 
     def to_json(self) -> str:
         """Encode for the environment of a child process."""
@@ -123,7 +134,9 @@ class Monitor:
         self._looked = time.monotonic()
         self._control: tuple[float, int] | None = None
         self._capture: Any = None
-        self._captured, self._capture_next = 0, False
+        self._captured, self._capture_next = 0, False  # the last step of a capture
+        self._live: Live | None = None
+        self._window: int | None = None  # first step of the window of invariants that is recorded
         self._closed = False
         self._pid = os.getpid()
 
@@ -161,6 +174,8 @@ class Monitor:
         with suppress(Exception):
             self.probe.drain()
         self._end_capture()
+        if self._live is not None:
+            self._live.close()
         self.probe.detach()
         if self._stopper is not None:
             self._stopper.end()
@@ -190,6 +205,11 @@ class Monitor:
             from trueup.analysis.monitor.alerts import Alerts
 
             self._judge = Alerts(self.path, rank or 0, world)
+        if self.options.invariants is not None:
+            from trueup.analysis.invariants.live import Live
+            from trueup.analysis.invariants.relations import load
+
+            self._live = Live(load(Path(self.options.invariants)), self.path, rank or 0, self.options.check)
         return writer
 
     # ---------------------------------------------------------------- what a probe tells
@@ -226,8 +246,19 @@ class Monitor:
         """A model begins to run: a step's capture begins or ends here, between two steps."""
         if self._capture is not None and self.step > self._captured:
             self._end_capture()
-        elif self._capture_next and self._capture is None:
-            self._begin_capture(model)
+        if self._capture is None and self._capture_next:
+            self._capture_next = False
+            directory = self.path / CAPTURES / f"step-{self.step:06d}"
+            if self._begin_capture(model, directory, self.step, detail="tensor"):
+                say(f"step {self.step} is captured at full detail into {directory}")
+        elif self._capture is None and self._live is not None and not self.paused and self._live.due(self.step):
+            from trueup.analysis.invariants.live import WINDOW
+
+            self._window, levels = self.step, self._live.levels
+            if not self._begin_capture(
+                model, self._live.folder(self.step), self.step + WINDOW - 1, detail="digest", level=levels, steps=f"0:{WINDOW}"
+            ):
+                self._live = None
 
     # ---------------------------------------------------------------- alerts
     def _act(self, alert: Alert) -> None:
@@ -274,22 +305,21 @@ class Monitor:
         elif words:
             say(f"{self.path / CONTROL} says {' '.join(words)[:80]!r}: expected off, on, every N or capture")
 
-    def _begin_capture(self, model: Any) -> None:
-        self._capture_next = False
+    def _begin_capture(self, model: Any, directory: Path, last: int, **options: Any) -> bool:
+        """Begin to capture until the end of step ``last``; say so and return False where that cannot be."""
         from trueup.recording.engine.session import capture
         from trueup.recording.recorder.options import CaptureOptions
 
         session: Any = import_module(f"trueup.recording.adapters.{self._framework.name}.session")
-        directory = self.path / CAPTURES / f"step-{self.step:06d}"
         try:
-            directory.parent.mkdir(exist_ok=True)
-            begun = capture(session.Session, directory, model, CaptureOptions.of(detail="tensor"))
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            begun = capture(session.Session, directory, model, CaptureOptions.of(**options))
             begun.__enter__()
         except (TrueupError, OSError) as error:
             say(f"step {self.step} is not captured: {first_line(error)}")
-            return
-        self._capture, self._captured, self.paused = begun, self.step, True
-        say(f"step {self.step} is captured at full detail into {directory}")
+            return False
+        self._capture, self._captured, self.paused = begun, last, True
+        return True
 
     def _end_capture(self) -> None:
         if self._capture is not None:
@@ -297,6 +327,27 @@ class Monitor:
                 self._capture.__exit__(None, None, None)
             self._capture = None
             self.paused = self._off or self._over
+            if self._window is not None:
+                self._check(self._window)
+                self._window = None
+
+    def _check(self, first: int) -> None:
+        """Judge a window of invariants."""
+        if self._live is None or self._writer is None or self._over:
+            return
+        from trueup.analysis.monitor.alerts import Alert
+
+        try:
+            found = self._live.judge(first)
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            say(f"the invariants of step {first} were not checked: {first_line(error)}")
+            return
+        if found:
+            one = found[0]
+            more = f"; so do {len(found) - 1:,} relations after it" if found[1:] else ""
+            names = tuple(f"{other.relation}/{other.scope}" for other in found[1:17])
+            said = f"{one.said}{more}"
+            self._act(Alert(one.step, one.rank, "invariant", f"{one.relation}/{one.scope}", "", said, names))
 
 
 def _run(command: str, alert: str) -> None:

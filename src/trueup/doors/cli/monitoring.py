@@ -16,6 +16,8 @@ EVERY = "Steps between two that have everything; loss, rates and gradient norms 
 DIGESTS = "Steps between digests of the parameters, where there are several ranks; 0: none."
 ON_ALERT = "message, stop (exit code 3) or capture (the next step, at full detail); repeated."
 COMMAND = "Run with each alert as JSON on standard input."
+INVARIANTS = "Check what `trueup invariants` learned of a healthy run, while this one goes."
+CHECK = "Steps between two checks of the invariants; a check records three steps."
 
 
 def monitor(
@@ -27,6 +29,8 @@ def monitor(
     alerts: Annotated[bool, typer.Option("--alerts/--no-alerts", help="Say when a series leaves its own past.")] = True,
     on_alert: Annotated[Words, typer.Option("--on-alert", metavar="WHAT", help=ON_ALERT)] = None,
     alert_command: Annotated[Word, typer.Option("--alert-command", metavar="COMMAND", help=COMMAND)] = None,
+    known: Annotated[File, typer.Option("--invariants", metavar="FILE", help=INVARIANTS)] = None,
+    check: Annotated[int, typer.Option("--check-every", metavar="N", min=1, help=CHECK)] = 300,
     json: shared.Json = None,
 ) -> int:
     """Run a command and take its training's numbers all the time: loss, gradients, updates, moments, activations, attention.
@@ -38,7 +42,7 @@ def monitor(
     from trueup.analysis.monitor.session import MonitorOptions
     from trueup.recording.recorder import launch
 
-    chosen = MonitorOptions.of(every, digests, ranks, alerts, shared.words(on_alert) or "message", alert_command)
+    chosen = MonitorOptions.of(every, digests, ranks, alerts, shared.words(on_alert) or "message", alert_command, known, check)
     found = list[dict[str, Any]]()
     code = launch.run_monitored(output, chosen.to_json(), words, found.append)
     if json is not None:
@@ -94,7 +98,8 @@ def invariants(
     paths = shared.required(captures, "learn from", "invariants runs/healthy", "a capture")
     from rich.text import Text
 
-    from trueup.analysis.invariants.learning import check, learn, load, save
+    from trueup.analysis.invariants.learning import check, learn
+    from trueup.analysis.invariants.relations import load, save
     from trueup.doors.report.document import fields, headed
     from trueup.doors.report.terminal import COLOURS, Terminal, labelled, print_lines, print_more_by_limit
     from trueup.foundation.words.wording import clean, counted
@@ -103,11 +108,13 @@ def invariants(
     if against is None:
         known = learn(paths)
         save(known, output)
-        order = ", the order of the calls" if known.calls is not None else ""
+        kinds = known.kinds
+        order = ", the order of the calls" if kinds["calls"] else ""
+        some = f"; {known.conditional:,} of them under a condition" if known.conditional else ""
         print_lines(console, [
-            f"LEARNED  {counted(known.count, 'relation')}: {counted(len(known.changes), 'tensor')} that each step changes, "
-            f"{len(known.stays):,} that none does, {len(known.equal):,} equal on all ranks, {len(known.same):,} gradients as made, "
-            f"{len(known.arguments):,} constant arguments, {len(known.types):,} dtypes, {len(known.shapes):,} shapes{order}",
+            f"LEARNED  {counted(known.count, 'relation')}: {counted(kinds['changes'], 'tensor')} that each step changes, "
+            f"{kinds['stays']:,} that none does, {kinds['equal']:,} equal on ranks, {kinds['same']:,} gradients as made, "
+            f"{kinds['arguments']:,} constant arguments, {kinds['types']:,} dtypes, {kinds['shapes']:,} shapes{order}{some}",
             f"         {output}",
         ], 9)  # fmt: skip
         held = {"schema": "trueup-invariants-learned", "schema_version": 1, "exit_code": 0, "file": str(output)}

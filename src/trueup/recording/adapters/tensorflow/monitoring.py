@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from trueup.recording.adapters.tensorflow.session import described, rank_and_wor
 from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Floats, Made, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.session import running_of
 from trueup.recording.engine.switching import WhenLoaded
 
 MOMENTA = ("_momentums", "momentums", "_m")  # lists of Keras 3: of Adam and its kind, of SGD, of Adamax
@@ -217,8 +219,20 @@ class TensorFlowProbe(StepProbe):
     def drain(self) -> None:
         """Nothing is under way between steps."""
 
-    def untracked(self) -> Any:
-        return record.stop_recording()
+    @contextmanager
+    def untracked(self) -> Iterator[None]:
+        """No tape sees what is computed, and no capture of a step records it."""
+        session = running_of("tensorflow").session
+        state = None if session is None else session.threads.state
+        before = state is not None and state.busy
+        with record.stop_recording():
+            if state is not None:
+                state.busy = True
+            try:
+                yield
+            finally:
+                if state is not None:
+                    state.busy = before
 
     # ---------------------------------------------------------------- functions and layers
     def _function(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +254,8 @@ class TensorFlowProbe(StepProbe):
     def _called(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         taped = threading.get_ident() == self._thread and record.could_possibly_record() and not symbolic(args, kwargs)
         if not taped or not self._reads():
+            if taped and self._listener.paused and not self._depth and not self._running and tf.executing_eagerly():
+                self.guarded("a step's beginning", self._listener.begins, self._models[0] if self._models else None)
             return original(layer, *args, **kwargs)
         if not self._running:
             self.guarded("a model", self._given, layer, (*args, *kwargs.values()))

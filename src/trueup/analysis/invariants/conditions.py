@@ -1,0 +1,149 @@
+"""What a relation holds under, where it does not hold always, as TrainCheck (OSDI 2025) infers preconditions.
+
+An example of a relation comes with features: the arguments of the call, the dtype, the rank, how often each call was made in the
+step and in the one before, the step's place in a period. A condition is a set of values of one feature, or of two together, that
+examples which hold the relation have, and no example which breaks it. Nothing is special to a relation or to a feature:
+
+    arguments of dropout are {"p": 0.2, "training": true}   in steps with 1 call of Linear, not with 2: an evaluation runs, too
+    input.weight of head/linear changes                     after steps with a call of AdamW, not after those that scaling skipped
+    param.weight of embed/Embedding is equal                on ranks 2 apart, not on neighbours: tensor parallelism
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from trueup.analysis.invariants.steps import Called, Key, Step
+from trueup.foundation.words.wording import in_runs
+
+SUPPORT = 3  # examples that a relation under a condition is learned from
+EACH = 2  # examples with a value of a feature, before it is part of a condition
+PAIRED = 24  # features that are tried two at a time
+PERIODS = range(2, 11)  # steps: of an evaluation, a report, an accumulation
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One case of a relation: what came out, and where."""
+
+    relation: str
+    key: Key | None  # of a tensor or arguments; None: of all calls of a step
+    outcome: Any
+    now: Step
+    before: Step | None = None
+    other: Step | None = None  # of another rank, the same step
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Values that some features have together."""
+
+    features: tuple[str, ...]
+    values: frozenset[tuple[Value, ...]]
+
+    def holds(self, example: Example) -> bool:
+        """Tell whether an example is one that the relation is about."""
+        return tuple(feature(example, name) for name in self.features) in self.values
+
+    def __str__(self) -> str:
+        if len(self.features) == 1:
+            return _spoken(self.features[0], sorted((one[0] for one in self.values), key=repr))
+        one = min(self.values, key=repr)
+        return " and ".join(_spoken(name, [value]) for name, value in zip(self.features, one, strict=True)) + (
+            ", or other values of these" if len(self.values) > 1 else ""
+        )
+
+
+def feature(example: Example, name: str) -> Value:
+    """Return a feature of an example; None where it has none."""
+    what, _, which = name.partition(":")
+    if what == "argument" and example.key is not None:
+        held = example.now.given(example.key).get(which)
+        return held if isinstance(held, (str, int, float, bool)) else None
+    if what == "dtype" and example.key is not None:
+        return example.now.tensors.get(example.key, (None,))[0]
+    if what == "rank":
+        return example.now.rank
+    if what == "apart":
+        return None if example.other is None else abs(example.other.rank - example.now.rank)
+    if what == "period":
+        return example.now.number % int(which)
+    step = example.before if what == "before" else example.now
+    return None if step is None else step.counts[_called(which)]
+
+
+def _called(which: str) -> Called:
+    phase, scope, op = which.split("\t")
+    return phase, scope, op
+
+
+def _spoken(name: str, values: Sequence[Value]) -> str:
+    what, _, which = name.partition(":")
+    said = " or ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    if what == "argument":
+        return f"where the argument {which} is {said}"
+    if what == "dtype":
+        return f"where it is {said}"
+    if what == "rank":
+        return f"on ranks {in_runs([int(one) for one in values if one is not None], ', ')}"
+    if what == "apart":
+        return f"on ranks that are {said} apart"
+    if what == "period":
+        return f"in steps {' and '.join(f'{which}n + {one}' for one in values)}"
+    _, scope, op = _called(which)
+    many = "no call" if values == [0] else "1 call" if values == [1] else f"{said} calls"
+    return f"{'after' if what == 'before' else 'in'} steps with {many} of {f'{scope}/' if scope else ''}{op}"
+
+
+def features_of(steps: Iterable[Step]) -> list[str]:
+    """Return the features that all relations of some steps may depend on: calls that are not made equally often in each step,
+    those that always vary together once; and periods."""
+    held = list(steps)
+    seen: dict[tuple[int, ...], str] = {}
+    every = dict.fromkeys(one for step in held for one in step.calls)
+    for called in sorted(every, key=lambda one: not one[0].startswith("module")):  # a module says more than the functions in it
+        counts = tuple(step.counts[called] for step in held)
+        if len(set(counts)) > 1:
+            seen.setdefault(counts, "\t".join(called))
+    calls = list(seen.values())
+    return ["rank", "apart", *(f"{what}:{one}" for what in ("before", "calls") for one in calls), *(f"period:{n}" for n in PERIODS)]
+
+
+def condition(held: Sequence[Example], broken: Sequence[Example], common: Sequence[str]) -> Condition | None:
+    """Return what tells the examples that hold a relation from those that break it; None where nothing does.
+
+    ``common``: features of `features_of`. The features of the call come first, then those; the first that is about the most
+    examples wins, and one is preferred to two."""
+    if len(held) < SUPPORT:
+        return None
+    own: dict[str, None] = {}
+    if held[0].key is not None:
+        if held[0].relation != "arguments":
+            own |= {f"argument:{name}": None for name in held[0].now.given(held[0].key)}
+        if held[0].relation != "types":
+            own["dtype"] = None
+    names = [*own, *common]
+    columns = {name: [feature(one, name) for one in (*held, *broken)] for name in names}
+    names = [name for name in names if len(set(columns[name])) > 1]
+    best = _best(((name,) for name in names), columns, len(held), len(broken))
+    return best or _best(combinations(names[:PAIRED], 2), columns, len(held), len(broken))
+
+
+def _best(
+    choices: Iterable[tuple[str, ...]], columns: Mapping[str, Sequence[Value]], held: int, broken: int
+) -> Condition | None:  # fmt: skip
+    best, most = None, SUPPORT - 1
+    for names in choices:
+        if broken < EACH and any(name.startswith("period:") for name in names):
+            continue  # any single step is one of some period
+        values = list(zip(*(columns[name] for name in names), strict=True))
+        bad = set(values[held:])
+        good = {value: n for value, n in Counter(values[:held]).items() if n >= EACH and value not in bad}
+        if sum(good.values()) > most:
+            best, most = Condition(names, frozenset(good)), sum(good.values())
+    return best
