@@ -65,6 +65,8 @@ def compare(
     see: Callable[[Part], None] | None = None,
     recompute: float = SECONDS,
     shards: str | Path | None = None,
+    jobs: int | None = 1,
+    engine: str = "local",
 ) -> Result:
     """Line up two captures and name the first call whose inputs agree and whose outputs do not; of two monitored runs the first
     series that leaves (a `trueup.analysis.monitor.comparing.Compared`, which has ``verdict``, ``sentence``, ``exit_code``,
@@ -90,6 +92,9 @@ def compare(
         recompute: seconds in which calls behind a culprit are computed again on the CPU, each from its own recorded inputs, where
             the candidate holds tensors (of a shadow run its own table is read): which of them are wrong by themselves. 0: none.
         shards: path of a file that says how tensors lie on the ranks of runs of different layouts (docs/layouts.md).
+        jobs: processes among which the ranks are shared out; None: one for each processor where there are many ranks. A script
+            that asks for more than one needs ``if __name__ == "__main__":``, for each of them imports it.
+        engine: ``local``, or ``ray``, ``dask``, ``ray:ADDRESS``, ``dask:ADDRESS``: where they run (docs/cluster.md).
 
     Raises:
         TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
@@ -102,7 +107,7 @@ def compare(
         return cast("Result", compare_series(first, second))
     return comparing.compare(
         first, second, level=level, criterion=criterion, mapping=mapping, repeat=repeat, reference=reference, see=see,
-        own_errors=_own_errors(first, second, recompute) if recompute else None, shards=shards,
+        own_errors=_own_errors(first, second, recompute) if recompute else None, shards=shards, jobs=jobs, engine=engine,
     )  # fmt: skip
 
 
@@ -112,13 +117,22 @@ def _own_errors(baseline: Capture, candidate: Capture, seconds: float) -> OwnErr
     is_shadow = isinstance(config, dict) and isinstance(config.get("shadow"), dict)
     if candidate.imported or not (is_shadow or candidate.root.get("detail") == DETAILS[-1]):
         return None
-    loaded: list[OwnErrors] = []
+    return _Executed(baseline, candidate, seconds)
 
-    def ask(rank: int, calls: Sequence[tuple[int, int]]) -> Mapping[int, Reason | None]:
-        if not loaded:  # a framework is imported for it, and most comparisons never ask
+
+class _Executed:
+    """Computes calls again when it is first asked: a framework is imported for it, and most comparisons never ask."""
+
+    def __init__(self, baseline: Capture, candidate: Capture, seconds: float) -> None:
+        self._given = baseline, candidate, seconds
+        self._loaded: OwnErrors | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a worker has the seconds to itself
+        return _Executed, self._given
+
+    def __call__(self, rank: int, calls: Sequence[tuple[int, int]]) -> Mapping[int, Reason | None]:
+        if self._loaded is None:
             from trueup.analysis.rerun.own_errors import OwnErrors as Executed
 
-            loaded.append(Executed(baseline, candidate, seconds))
-        return loaded[0](rank, calls)
-
-    return ask
+            self._loaded = Executed(*self._given)
+        return self._loaded(rank, calls)

@@ -21,10 +21,12 @@ from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
+from trueup.comparison.result.spreading import WORTHWHILE, can_be_spread, spread
 from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.exchange import Received
 from trueup.comparison.verdict.judged import SIDES, OwnErrors, Part, Suspect
+from trueup.foundation.engines import engine_of, processors
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
 from trueup.foundation.facts.why import Reason, Why
@@ -289,6 +291,8 @@ def compare(
     see: Callable[[Part], None] | None = None,
     own_errors: OwnErrors | None = None,
     shards: str | Path | None = None,
+    jobs: int | None = 1,
+    engine: str = "local",
 ) -> Result:
     """Compare two captures as `doors.comparing.compare` says, which users call: its arguments and errors are described there.
     ``own_errors`` is asked, once a culprit is known, which calls behind it are wrong by themselves."""
@@ -304,6 +308,11 @@ def compare(
     comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth, own_errors)
     assembly = Assembly(comparison)
     seeing = [] if see is None else [see]
-    comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)
+    if jobs is None and engine == "local":
+        jobs = processors() if len(comparison.ranks) >= WORTHWHILE else 1
+    if see is None and can_be_spread(comparison) and (jobs != 1 or engine != "local"):
+        spread(assembly, engine_of(engine, jobs or processors()))
+    else:
+        comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)
     result = assembly.result()
     return with_ranks(result, (first, second), layouts) if isinstance(first, Joined) and isinstance(second, Joined) else result

@@ -119,7 +119,7 @@ class Dtypes:
         self._inputs: Counter[tuple[str, str]] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], str] = {}
-        self._total = [0, 0, 0]  # results and inputs whose dtype both runs recorded, and products
+        self._total = Counter[int]()  # of results (0) and inputs (1) whose dtype both runs recorded, and of products (2)
 
     def add(self, errors: Errors) -> None:
         """Count in the matched calls of some steps."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
 REPEAT = "A second baseline run: differences of this size count as noise."
 COSINE = "List the calls with an output of that cosine or less."
+JOBS = "Processes that share the ranks; else one a processor from 64 ranks on."
+ENGINE = "Where they run: local, ray or dask, or a cluster at ray:ADDRESS, dask:ADDRESS."
 RECOMPUTE = "For how long calls behind a culprit are computed again, where CAND holds tensors."
 
 
@@ -47,6 +49,8 @@ def compare(
     ] = None,
     shards: Annotated[File, typer.Option(metavar="FILE", help="How tensors lie on ranks, where nothing else says it.")] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
+    jobs: Annotated[Optional[int], typer.Option("--jobs", "-j", metavar="N", min=1, help=JOBS)] = None,  # noqa: UP045
+    engine: Annotated[str, typer.Option(metavar="NAME", help=ENGINE)] = "local",
     json: Json = None,
 ) -> int:
     """Compare two captures and name the first call that made them differ; of two monitored runs, the first series that leaves.
@@ -70,11 +74,14 @@ def compare(
     if are_monitored(baseline, candidate):
         return _series(baseline, candidate, output, json, {**tables, "repeat": repeat})
     _can_write(tables)
+    if cosine is not None and (engine != "local" or (jobs or 1) > 1):
+        raise UsageError("--cosine looks at each tensor in this process.\n  got:      --jobs too\n  next:     leave one out")
     repeats, cosines = [*(repeat or ()), *(more or ())], None if cosine is None else Cosines()
     with shown(), leaving("nothing was written: a comparison is whole or none, and the same command begins again"):
         result = compare_captures(
             baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
             see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}), shards=shards,
+            jobs=jobs, engine=engine,
         )  # fmt: skip
     console = Terminal()
     render(result, console)

@@ -154,6 +154,9 @@ class Vocabulary:
         self._tables: dict[Callable[[str], Any], Array] = {}
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[type[Vocabulary], tuple[()]]:
+        return Vocabulary, ()  # another process counts anew: numbers go from none to another
+
     def number(self, name: str) -> int:
         """Return the number of a name, a new one if need be."""
         found = self._numbers.get(name)

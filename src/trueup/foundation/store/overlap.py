@@ -8,6 +8,7 @@ missing, so agreement of the rest does not make two runs aligned.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import LEVELS, TrueupError
@@ -50,6 +51,12 @@ class Overlap:
         self.filters = filters(captures)  # how the filters of the two captures differ, None where they do not
         if (said := details(captures)) is not None:
             self.notes.append(said)
+
+    def of(self, captures: tuple[Capture, Capture]) -> Overlap:
+        """Return the same of captures that hold some of the ranks."""
+        found = copy(self)
+        found._captures = captures
+        return found
 
     def _levels(self, level: str | Sequence[str] | None) -> list[str]:
         wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)

@@ -48,6 +48,17 @@ class Overview:
             steps = [step for other, step in left if other == rank]
             self.add(self._capture.records(columns=list(self.COLUMNS), rank=rank, step=steps))
 
+    def told(self) -> tuple[int, dict[int, list[float]], set[int]]:
+        """Return what was gathered, for `count_in` of another."""
+        return self.calls, dict(self._losses), self.scaled
+
+    def count_in(self, calls: int, losses: dict[int, list[float]], scaled: set[int]) -> None:
+        """Add what was gathered of other ranks."""
+        self.calls += calls
+        for step, values in losses.items():
+            self._losses[step] += values
+        self.scaled |= scaled
+
     @property
     def passes(self) -> dict[int, int]:
         """How often each step went backward, on all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,7 @@ class Capture:
         self.lost, self.unfinished = found.lost, found.unfinished
         self._parts, self._site_files = found.parts, found.sites
         self._names = schema.NAMES.union(*{part.names for part in found.parts})
+        self._levels = frozenset[str]().union(*(part.levels for part in found.parts))
         self._by_step: dict[int, dict[int, list[Part]]] = {}  # and by rank: of thousands, one is wanted at a time
         for part in sorted(found.parts, key=lambda part: part.step):
             self._by_step.setdefault(part.step, {}).setdefault(part.rank, []).append(part)
@@ -90,6 +92,23 @@ class Capture:
 
     def __repr__(self) -> str:
         return f"Capture({str(self.path)!r}, {len(self.ranks)} ranks, {len(self.steps)} steps, {self.rows} rows)"
+
+    def __getstate__(self) -> dict[str, Any]:  # for another process of this user, which maps and locks for itself
+        return {**self.__dict__, "_segments": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "_lock": threading.Lock()})
+
+    def narrowed(self, ranks: Collection[int]) -> Capture:
+        """Return this capture with the records of some ranks alone; steps, levels and columns are those of all."""
+        found = copy(self)
+        found.ranks = {rank: self.ranks[rank] for rank in ranks if rank in self.ranks}
+        found.problems, found.lost = list(self.problems), list(self.lost)
+        held = {step: {rank: its[rank] for rank in ranks if rank in its} for step, its in self._by_step.items()}
+        found._by_step, found._parts = held, [part for its in held.values() for several in its.values() for part in several]
+        found._site_files = {rank: self._site_files[rank] for rank in ranks if rank in self._site_files}
+        found._sites = {}
+        return found
 
     @property
     def steps(self) -> list[int]:
@@ -104,7 +123,7 @@ class Capture:
     @property
     def levels(self) -> frozenset[str]:
         """Levels of its calls."""
-        return frozenset().union(*(part.levels for part in self._parts))
+        return self._levels
 
     @property
     def imported(self) -> bool:
