@@ -41,8 +41,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-HIDDEN = ("torch",)
-"""What counts as imported only when a program imports it."""
+HIDDEN = ("torch", "tensorflow")
+"""What counts as imported only when a program imports it, where the nursery has it."""
 
 Order = tuple[list[str], str, dict[str, str]]
 """Command line, folder, environment."""
@@ -140,7 +140,7 @@ def run(order: Order, base: Sequence[str]) -> None:
     before = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*before, *base]
     sys.modules.pop("trueup.autoload", None)  # which loads a device once in a process
-    for name in HIDDEN:
+    for name in filter(sys.modules.__contains__, HIDDEN):
         sys.meta_path.insert(0, _Loaded(sys.modules.pop(name)))  # type: ignore[arg-type]
     site = importlib.machinery.PathFinder.find_spec("sitecustomize", before)
     if site is not None and site.loader is not None:

@@ -88,14 +88,11 @@ ELSEWHERE = {
     "docs/explain-log.md": "tests/knowledge/test_logs.py", "docs/export.md": "tests/export/test_export.py",
     "docs/tensorflow.md": "tests/with_tensorflow/cases/recording.py",
     "docs/paddle.md": "tests/with_paddle/test_cases.py",
+    "examples/tensorflow_classifier/README.md": "tests/with_tensorflow/test_example_page.py",
     "examples/text_recogniser/README.md": "tests/examples/test_text_recogniser.py",
     "docs/profile.md": "tests/profile/test_profile.py", "docs/port.md": "tests/port/test_port.py",
 }  # fmt: skip
 """Who executes a page's commands, and names it."""
-NOT_EXECUTED = {
-    "examples/tensorflow_classifier/README.md": "a triage of a minute; tests/triage/test_commands.py",
-}
-"""Pages whose commands are read by the command line's parser alone (tests/test_documentation.py), and why."""
 LINES = {
     "reproduce runs/cpu 'transformer.h.1/aten::add#0' -o repro/ --device npu --context --minimise": "a fault of GPT-2; tests/rerun",
     "shell runs/cpu runs/npu": "a prompt, or its lines from a file; tests/shell types there",
@@ -221,6 +218,6 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_page_with_commands_is_accounted_for() -> None:
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES if lines_of(page)}
     here = {f"docs/{name}.md" for name in HERE}
-    assert pages == here | set(ELSEWHERE) | set(NOT_EXECUTED)
+    assert pages == here | set(ELSEWHERE)
     for page, test in ELSEWHERE.items():
         assert Path(page).name in (ROOT / test).read_text("utf-8"), f"{test} does not read {page}"

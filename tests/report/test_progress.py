@@ -150,6 +150,8 @@ def test_a_terminal_that_is_not_ours_is_left_alone(monkeypatch: pytest.MonkeyPat
         (Progress("comparing", "steps", 10, 40), "comparing: 10 of 40 steps in 10 s, about 30 s left"),
         (Progress("executing", "calls", 12000), "executing: 12,000 calls in 10 s"),
         (Progress("capturing", "steps", 1, detail="9 rows"), "capturing: 1 step in 10 s; 9 rows"),
+        (Progress("comparing", "steps", 40, 40), "comparing: 40 of 40 steps in 10 s"),
+        (Progress("run 2, under a watch", "", 0), "run 2, under a watch: 10 s"),
         (Progress("capturing", "steps", 1, 2, "9 rows"), "capturing: 1 of 2 steps in 10 s, about 10 s left; 9 rows"),
     ],
 )

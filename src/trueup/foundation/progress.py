@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` things of a kind; ``total`` is None where nobody knows it."""
+    """``done`` of ``total`` things of a kind; ``total`` is None where nobody knows it, the kind empty where nothing counts."""
 
     doing: str
     kind: str

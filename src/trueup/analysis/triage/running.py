@@ -26,6 +26,7 @@ from trueup.foundation.model import Result, Status, TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.overview import Overview
+from trueup.foundation.words.wording import shorten
 from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions
 from trueup.recording.registry import ADAPTERS
@@ -150,7 +151,7 @@ class Runner:
         output = place.with_suffix(".txt")
         run = partial(
             launch.execute, place.absolute(), options, self.command, environment=environment, output=output, timeout=self._timeout,
-            switches=orders, doing=f"run {len(self.trials) + 1}, {name}", **order,
+            switches=orders, doing=f"run {len(self.trials) + 1}, {shorten(name, 40)}", **order,
         )  # fmt: skip
         asked = [options.to_json(), environment, orders, str(order)]
         code, seconds = self._kept.made(place.name, asked, [place, output], run)

@@ -24,6 +24,8 @@ EVERY = 10.0
 """Seconds between two lines of a log; with ``--verbose`` one."""
 SMALLEST = 5
 """Lines of a terminal that has one to spare."""
+Latest = deque[tuple[Progress, float]]
+"""What was said last, and when what it is about began."""
 
 
 @contextmanager
@@ -33,20 +35,25 @@ def shown(*, below: bool = False) -> Iterator[None]:
     if is_set("TRUEUP_QUIET"):
         yield
         return
-    latest: deque[Progress] = deque(maxlen=1)
+    latest: Latest = deque(maxlen=1)
     ended = Event()
     console = Console(stderr=True)
     show = Thread(target=(_below if below else _bar) if console.is_terminal else _lines, args=(latest, ended, console), daemon=True)
     show.start()
+
+    def hear(one: Progress) -> None:
+        same = [began for before, began in list(latest) if before.doing == one.doing]
+        latest.append((one, same[0] if same else time.monotonic()))
+
     try:
-        with listening(latest.append):
+        with listening(hear):
             yield
     finally:
         ended.set()
         show.join()
 
 
-def _bar(latest: deque[Progress], ended: Event, console: Console) -> None:
+def _bar(latest: Latest, ended: Event, console: Console) -> None:
     if ended.wait(SOON):
         return
     with _empty(console) as bar:
@@ -63,17 +70,18 @@ def _empty(console: Console) -> Bar:
     return Bar(said, drawn, TaskProgressColumn(), more, TimeElapsedColumn(), console=console, transient=True, expand=True)
 
 
-def _told(bar: Bar, task: TaskID, latest: deque[Progress]) -> bool:
+def _told(bar: Bar, task: TaskID, latest: Latest) -> bool:
     """Bring a bar up to date, and tell whether anything was said yet."""
-    for one in list(latest):
+    for one, began in list(latest):
         done = f"{one.done:,} of {one.total:,}" if one.total else f"{one.done:,}"
-        said = f"{one.doing} {done} {named(one)}"
+        said = f"{one.doing} {done} {named(one)}" if one.kind else one.doing
         bar.update(task, description=said, detail=one.detail, completed=one.done, total=one.total)
+        bar.tasks[0].start_time = began
         return True
     return False
 
 
-def _below(latest: deque[Progress], ended: Event, console: Console) -> None:
+def _below(latest: Latest, ended: Event, console: Console) -> None:
     """Keep a bar in the last line of a terminal that somebody else writes to, by a scroll region that ends above it (DECSTBM). Each
     change is one write, so that it never stands inside a line of theirs."""
     if ended.wait(SOON):
@@ -114,19 +122,20 @@ def _write(screen: int, text: str) -> None:
     os.write(screen, text.encode())
 
 
-def _lines(latest: deque[Progress], ended: Event, _console: Console) -> None:
-    began = time.monotonic()
+def _lines(latest: Latest, ended: Event, _console: Console) -> None:
     while not ended.wait(min(EVERY, 1.0) if is_set("TRUEUP_VERBOSE") else EVERY):
-        for one in list(latest):
+        for one, began in list(latest):
             say(sentence(one, time.monotonic() - began))
 
 
 def sentence(one: Progress, seconds: float) -> str:
     """Say how far it is after some seconds, and how long the rest takes at that rate."""
     more = f"; {one.detail}" if one.detail else ""
+    if not one.kind:
+        return f"{one.doing}: {seconds:.0f} s"
     if one.total is None:
         return f"{one.doing}: {one.done:,} {named(one)} in {seconds:.0f} s{more}"
-    left = f", about {seconds * (one.total - one.done) / one.done:.0f} s left" if one.done else ""
+    left = f", about {seconds * (one.total - one.done) / one.done:.0f} s left" if 0 < one.done < one.total else ""
     return f"{one.doing}: {one.done:,} of {one.total:,} {one.kind} in {seconds:.0f} s{left}{more}"
 
 

@@ -20,10 +20,14 @@ EVERY = 1.0
 
 
 @contextmanager
-def following(doing: str = "capturing", steps: int | None = None) -> Iterator[dict[str, str]]:
+def following(doing: str = "capturing", steps: int | None = None, *, counts: bool = True) -> Iterator[dict[str, str]]:
     """Say how far the capture is that the block's command writes, where somebody listens: what it is for, and of how many steps, if
-    that is known. Gives the variables that the command needs."""
+    that is known; without ``counts``, that it runs. Gives the variables that the command needs."""
     if not is_heard():
+        yield {}
+        return
+    if not counts:
+        advance(doing, "", 0)
         yield {}
         return
     ended = Event()
@@ -41,9 +45,9 @@ def _follow(folder: Path, ended: Event, doing: str, most: int | None) -> None:
     began = time.monotonic()
     while not ended.wait(EVERY):
         steps, rows, size = read_written(folder)
-        if rows:
-            rate = size / max(time.monotonic() - began, 1e-9)
-            advance(doing, "steps", steps, most, f"{counted(rows, 'row')}, {_sized(size)} written, {_sized(rate)}/s")
+        rate = size / max(time.monotonic() - began, 1e-9)
+        written = f"{counted(rows, 'row')}, {_sized(size)} written, {_sized(rate)}/s"
+        advance(doing, "steps", steps, most, written if rows else "")
 
 
 def _sized(size: float) -> str:

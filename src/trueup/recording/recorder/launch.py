@@ -172,7 +172,7 @@ def execute(
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
         told = _environment(given, directory, options, list(command), order, run_id)
-        with following(doing, options.planned) as variables:
+        with following(doing, options.planned, counts=order.get("watch") is None) as variables:
             return run_to_the_end([path, *command[1:]], told | variables, output, timeout, folder)
     except OSError as error:
         _undo(made)
