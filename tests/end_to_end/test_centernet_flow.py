@@ -1,4 +1,4 @@
-"""The flow of README.md, examples/centernet/README.md and docs/export-metrics.md, as a user types it: capture, compare, look."""
+"""The flow of README.md, docs/your-runs.md, examples/centernet/README.md and docs/export-metrics.md, as typed: capture, compare, look."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_show(
 
 
 @pytest.mark.usefixtures("compared")
-@pytest.mark.parametrize("page", ["README.md", "examples/centernet/README.md", "docs/export-metrics.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/your-runs.md", "examples/centernet/README.md", "docs/export-metrics.md"])
 def test_the_other_commands_of_a_page(
     page: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ HERE = (
 FLOW = "tests/end_to_end/test_centernet_flow.py"
 ELSEWHERE = {
     "README.md": FLOW, "examples/centernet/README.md": FLOW, "docs/export-metrics.md": FLOW,
+    "docs/your-runs.md": FLOW,
     "docs/bisect.md": "tests/bisection/test_commands.py", "docs/frameworks.md": "tests/with_torch_and_paddle/cases/check_map.py",
     "docs/layouts.md": "tests/distributed/test_layouts.py", "docs/triage.md": "tests/triage/test_commands.py",
     "docs/check.md": "tests/audit/test_amp.py", "docs/checkpoint.md": "tests/checkpoint/test_checkpoint.py",
