@@ -1,4 +1,4 @@
-"""The flow of README.md, docs/your-runs.md, examples/centernet/README.md and docs/export-metrics.md, as typed: capture, compare, look."""
+"""The flow of README.md, docs/your-runs.md, docs/export-metrics.md and the demo's page, as typed: capture, compare, look."""
 
 from __future__ import annotations
 
