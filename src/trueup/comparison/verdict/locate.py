@@ -132,8 +132,8 @@ def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
     for suspect in suspects:
         lost = origins.lost is not None and suspect.place >= origins.lost
         lost = lost or (suspect.kind == "operator" and passing_on(suspect.judged))
-        sure = any(reason.why is Why.RECOMPUTED for reason in suspect.because)  # from inputs that are its own, seen or not
-        suspect.certain = suspect.certain and (sure or not lost)
+        # What was computed again was so from inputs that are its own, seen or not.
+        suspect.certain &= not lost or any(reason.why is Why.RECOMPUTED for reason in suspect.because)
 
 
 def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
@@ -463,27 +463,28 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
     A later one is a culprit of its own where its error stays when those of its inputs are accounted for, with what its forward
     saved; an input that no recorded call made may come from a difference unseen. Certain ones go first. Within a step, what
     happens on a rank after another one's difference reached it (``tainted``: by rank, the step and place) comes last."""
-    reached = tainted or {}
-    culprits: list[Suspect] = []
+    reached, culprits, known = tainted or {}, list[Suspect](), set[tuple[int, int, int | None]]()
 
     def order(s: Suspect) -> tuple[int, bool, int, int, int]:
         return s.step, s.rank in reached and (s.step, s.place) > reached[s.rank], s.ready, s.place, s.rank
 
-    known: set[tuple[int, int, int | None]] = set()
     ordered = _first_of_a_kind(_innermost(sorted(suspects, key=order)))
     for suspect in sorted(ordered, key=lambda s: not s.certain):
         if not suspect.certain and culprits:
             continue
         together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
-        saved = (suspect.rank, suspect.step, suspect.judged.call.candidate.forward_seq) in known
-        if any(reason.why is Why.RECOMPUTED for reason in suspect.because) and suspect.judged.call.candidate.level == "aten":
-            saved = False  # what an operator saved is an input of the one that reads it, and it was computed again from that
+        whys, call = {reason.why for reason in suspect.because}, suspect.judged.call.candidate
+        saved = (suspect.rank, suspect.step, call.forward_seq) in known
+        if Why.LAW in whys:  # what a wrong function saved keeps no law in its gradient
+            saved |= any(_function(c) == _function(suspect) for c in culprits)
+        elif Why.RECOMPUTED in whys:  # what an operator saved is an input of the one that reads it: computed again from that
+            saved &= call.level != "aten"
         carried = suspect.kind == "input" or suspect.judged.error_in >= GONE  # an input no call made may hold it unseen
         if suspect.kind == "random":  # an earlier one, or its lack, left the generator elsewhere
-            carried |= any(c.judged.row.random for c in culprits) or any(r.why is Why.DREW_BEFORE for r in suspect.because)
+            carried |= any(c.judged.row.random for c in culprits) or Why.DREW_BEFORE in whys
         if not culprits or not (saved or ((together or carried) and not suspect.independent)):
             culprits.append(suspect)
-            known.add((suspect.rank, suspect.step, suspect.place))
+            known |= {(suspect.rank, suspect.step, seq) for seq in (suspect.place, call.parent) if seq is not None}
     return culprits
 
 
@@ -506,8 +507,7 @@ def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
     certain = next((s for s in ordered if s.certain), None)
     if certain is None or certain.kind != "operator":
         return ordered
-    wanted = _function(certain)
-    first = next(s for s in ordered if s.kind == "operator" and _function(s) == wanted)
+    first = next(s for s in ordered if s.kind == "operator" and _function(s) == _function(certain))
     first.certain = True
     return ordered
 

@@ -27,7 +27,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.thresholds import ENOUGH
-from trueup.comparison.verdict.judged import Tree
+from trueup.comparison.verdict.judged import INCOMPARABLE, Tree
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
 from trueup.foundation.facts.slots import is_input
 from trueup.foundation.kernels.sketch import splitmix64
@@ -45,7 +45,7 @@ def unlike(tree: Tree) -> dict[int, int]:
     count = len(verdicts)
     given = np.bincount(errors.pair[errors.inputs], minlength=count) > 0
     clean = given & (verdicts.error_in == 0) & (np.bincount(errors.pair[errors.inputs & ~same], minlength=count) == 0)
-    clean &= tree.streams[0].during(*PHASES)[errors.calls[0]]
+    clean &= tree.streams[0].during(*PHASES)[errors.calls[0]] & (verdicts.role != INCOMPARABLE)
     at = np.flatnonzero(errors.outputs & clean[errors.pair])
     differ = at[_differs(tree, at)]
     if not len(differ):
