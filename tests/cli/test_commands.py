@@ -185,7 +185,7 @@ def test_the_example_of_a_help_page_is_read(trueup: Trueup, name: str) -> None:
             command.commands[words[0]].make_context(words[0], words[1:], parent=context).close()
 
 
-@pytest.mark.parametrize(("line", "said"), [("trueup comp", "compare"), ("trueup compare --rec", "--recompute")])
+@pytest.mark.parametrize(("line", "said"), [("trueup compar", "compare"), ("trueup compare --rec", "--recompute")])
 def test_a_shell_completes_commands_and_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, said: str
 ) -> None:

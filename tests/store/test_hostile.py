@@ -86,8 +86,8 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
         ('{"format_version": true}', "expected a format_version of at least 1, got True"),
         ('{"format_version": "1"}', "expected a format_version of at least 1, got '1'"),
         (
-            '{"format_version": 2}',
-            r"was recorded in a newer format: expected format_version up to 1, got 2; upgrade trueup to read it$",
+            '{"format_version": 3}',
+            r"was recorded in a newer format: expected format_version up to 2, got 3; upgrade trueup to read it$",
         ),
         (
             '{"format_version": 1, "x": "' + "y" * 2**24 + '"}',

@@ -25,6 +25,7 @@ COMMANDS = {
     "monitor": ("monitoring", "-o runs/monitor -- python train.py"),
     "triage": ("running", "--baseline runs/gpu -- python train.py"),
     "push": ("running", "runs/cpu s3://bucket/runs/cpu"),
+    "compact": ("running", "runs/cpu"),
     "compare": ("comparing", "runs/cpu runs/npu -o report"),
     "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
     "invariants": ("monitoring", "runs/npu --check invariants.json"),

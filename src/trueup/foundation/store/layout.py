@@ -11,6 +11,7 @@
                    tensors-0000.safetensors          payload
                    shadow-0000.parquet               local errors, of a shadow run (`trueup.recording.execution.shadow`)
                    step-000000/records-0000.parquet  one row per slot of a call
+                   packed-0000.parquet               likewise, of many small steps (`packed`; format 2)
                    series-0000.parquet               numbers by step, of a monitor (`series`); it has no records
 """
 
@@ -26,7 +27,8 @@ from typing import Any
 
 from trueup.foundation.model import TrueupError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # what is written
+PACKED_VERSION = 2  # the same with packed parts, and the newest that is read
 URL = re.compile(r"(s3|gs|az):/{1,2}([^/].*)")
 """Of a URL that was taken for a path one slash is left."""
 MANIFEST = "manifest.json"
@@ -39,6 +41,7 @@ MONITOR = "monitor"  # key of the root manifest of what a monitor wrote
 RANK = re.compile(r"rank-([0-9]{5,9})")
 STEP = re.compile(r"step-([0-9]{6,9})")
 RECORDS = re.compile(r"records-([0-9]{4,9})\.parquet")
+PACKED = re.compile(r"packed-([0-9]{4,9})\.parquet")
 SITES = re.compile(r"sites-([0-9]{4,9})\.parquet")
 SEGMENT = re.compile(r"tensors-([0-9]{4,9})\.safetensors")
 
@@ -144,9 +147,9 @@ def read_root(root: Path) -> dict[str, Any]:
             f"{path} is no manifest of a capture: expected a format_version of at least 1, got {repr(version)[:40]}; "
             "give the directory that was passed to -o"
         )
-    if version > FORMAT_VERSION:
+    if version > PACKED_VERSION:
         raise TrueupError(
-            f"{root} was recorded in a newer format: expected format_version up to {FORMAT_VERSION}, got {version}; "
+            f"{root} was recorded in a newer format: expected format_version up to {PACKED_VERSION}, got {version}; "
             "upgrade trueup to read it"
         )
     return content

@@ -33,7 +33,7 @@ from trueup.foundation.store import durable, layout
 from trueup.foundation.store.parallel import side_by_side
 
 NAME = re.compile(
-    r"manifest\.json|processes/[0-9]{1,10}\.json|rank-[0-9]{5,9}/(?:lock|manifest\.json|(?:sites|shadow|series)-[0-9]{4,9}\.parquet"
+    r"manifest\.json|processes/[0-9]{1,10}\.json|rank-[0-9]{5,9}/(?:lock|manifest\.json|(?:sites|shadow|series|packed)-[0-9]{4,9}\.parquet"
     r"|tensors-[0-9]{4,9}\.safetensors|step-[0-9]{6,9}/records-[0-9]{4,9}\.parquet)"
 )
 """All files that a capture has: nothing else is put, or believed of an index."""
@@ -263,7 +263,7 @@ def _order(name: str) -> int:
         return 0
     if name.endswith(".json"):
         return 3
-    return 2 if "/records-" in name else 1
+    return 2 if "/records-" in name or "/packed-" in name else 1
 
 
 class Pusher:

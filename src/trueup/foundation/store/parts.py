@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,15 @@ class Part:
     lanes: Lanes | None = None  # where its sketches lie
     before: tuple[int, int] | None = None  # the rank's parts and rows before this one; None where the seal does not tell
     writer: str | None = None  # which process wrote it, as in its rank's manifest; likewise
+    number: int = 0  # among the parts of its step
+    group: int | None = None  # of a packed one (`packed`): the row group of its file in which it lies, from row ``start`` on
+    start: int = 0
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
     """Find out by its seal, else its columns, what a part holds and refers to; raises one of ``BROKEN`` if it is damaged."""
     size, told = check_seal(path)
-    found = _told(path, told) if told is not None else _looked_up(path)
+    found = told_part(path, told) if told is not None else _looked_up(path)
     if found.rows > ROWS_PER_BYTE * size:
         raise ValueError(f"claims {found.rows} rows in a file of {size} bytes")
     for name, expected, given in (("step", step, found.step), ("rank", rank, found.rank)):
@@ -120,7 +123,7 @@ def inspect(path: Path, rank: int, step: int) -> Part:
             raise ValueError(f"rows are not of {name} {expected}, as the folder is")
     if told is not None and (number := told.get("part")) not in (None, layout.number(layout.RECORDS, path.name)):
         raise ValueError(f"it is a copy of {layout.records_name(int(number))}")
-    return found
+    return replace(found, number=layout.number(layout.RECORDS, path.name) or 0)
 
 
 def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told(path: Path, told: Any) -> Part:
+def told_part(path: Path, told: Any) -> Part:
     """Take the word of a seal; reading the rows checks it again."""
     rank, step, rows = (int(told[name]) for name in ("rank", "step", "rows"))
     names, levels, segments = (tuple(map(str, told[name])) for name in ("names", "levels", "segments"))
@@ -166,15 +169,20 @@ def _looked_up(path: Path) -> Part:
     return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
 
 
-def read(part: Part, columns: Collection[str] | None, where: Collection[str]) -> pa.Table:
-    """Read columns of a part (None: all), and those ``where`` `settled` will choose, as in the file; raises one of ``BROKEN``."""
-    wanted = part.names if columns is None else {*columns, *where, *KEYS}
-    needed = [name for name in part.names if name in wanted]
-    with pa.OSFile(str(part.path)) as source:
-        raw = pq.ParquetFile(source, page_checksum_verification=True).read(needed, use_threads=False)
-    if raw.num_rows != part.rows:
-        raise ValueError(f"holds {raw.num_rows} rows, expected {part.rows}")
-    return raw
+def read(several: Sequence[Part], columns: Collection[str] | None, where: Collection[str]) -> list[pa.Table]:
+    """Read columns (None: all), and those ``where`` `settled` will choose, of a part, or of several in one row group of a packed
+    file; as in the file. Raises one of ``BROKEN``."""
+    first = several[0]
+    chosen = None if columns is None else {*columns, *where, *KEYS}
+    wanted = [[name for name in part.names if chosen is None or name in chosen] for part in several]
+    needed = list(dict.fromkeys(name for names in wanted for name in names))
+    with pa.OSFile(str(first.path)) as source:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        group = first.group
+        raw = file.read(needed, use_threads=False) if group is None else file.read_row_group(group, needed, use_threads=False)
+    if (group is None and raw.num_rows != first.rows) or raw.num_rows < max(part.start + part.rows for part in several):
+        raise ValueError(f"holds {raw.num_rows} rows, expected {max(part.start + part.rows for part in several)}")
+    return [raw.select(names).slice(part.start, part.rows) for part, names in zip(several, wanted, strict=True)]
 
 
 def settled(

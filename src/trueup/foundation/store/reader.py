@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Capture:
     def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
         self.lost, self.unfinished = found.lost, found.unfinished
-        self._parts, self._site_files = found.parts, found.sites
+        self._parts, self._site_files, self.left_behind = found.parts, found.sites, found.left_behind
         self._names = schema.NAMES.union(*{part.names for part in found.parts})
         self._levels = frozenset[str]().union(*(part.levels for part in found.parts))
         self._by_step: dict[int, dict[int, list[Part]]] = {}  # and by rank: of thousands, one is wanted at a time
@@ -119,6 +120,11 @@ class Capture:
     def names(self) -> frozenset[str]:
         """Columns that `records` can give: those of the format, what any part has beside, and `WRITTEN`."""
         return self._names | {WRITTEN}
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Its readable parts of records."""
+        return self._parts
 
     @property
     def levels(self) -> frozenset[str]:
@@ -176,8 +182,9 @@ class Capture:
         chosen = [part for step in steps for part in self._of_step(step, accepted.get("rank"))]
         names = None if columns is None else [name for name in dict.fromkeys([*columns, *parts.KEYS]) if name != WRITTEN]
         others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
-        raw = side_by_side(lambda part: self._read(part, names, others), chosen, READERS)
-        tables = self._settled([pair for pair in zip(chosen, raw, strict=True) if pair[1] is not None], names, others)
+        together = [list(its) for _, its in groupby(chosen, lambda part: (part.path, part.group))]
+        raw = side_by_side(lambda several: self._read(several, names, others), together, READERS)
+        tables = self._settled([pair for pairs in raw for pair in pairs], names, others)
         if not tables:
             return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
         table = self._joined(tables).unify_dictionaries()
@@ -222,12 +229,13 @@ class Capture:
             ours = [table.select([name for name in table.column_names if name in schema.NAMES]) for table in tables]
             return pa.concat_tables(ours)
 
-    def _read(self, part: Part, names: list[str] | None, where: Collection[str]) -> pa.Table | None:
+    def _read(self, several: list[Part], names: list[str] | None, where: Collection[str]) -> list[tuple[Part, pa.Table]]:
         try:
-            return parts.read(part, names, where)
+            return list(zip(several, parts.read(several, names, where), strict=True))
         except BROKEN as error:
-            self._damaged(part, error)
-            return None
+            for part in several:
+                self._damaged(part, error)
+            return []
 
     def _settled(
         self, read: list[tuple[Part, pa.Table]], names: list[str] | None, where: dict[str, Collection[Any]]

@@ -26,6 +26,7 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout, parts
 from trueup.foundation.store.layout import read_object
 from trueup.foundation.store.ownership import RANK_LIMIT
+from trueup.foundation.store.packing import inspect_packed
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import open_segment
@@ -50,6 +51,7 @@ class Found:
     sites: dict[int, list[Path]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # the problems that mean records or tensors were there once and cannot be read
+    left_behind: list[Path] = field(default_factory=list)  # files of parts that are packed, too
     unfinished: list[str] = field(default_factory=list)  # problems that mean the run, or its capture, ended too early
 
     def lack(self, text: str) -> None:
@@ -81,22 +83,29 @@ def _scan_rank(root: Path, rank: int, found: Found) -> None:
     found.ranks[rank] = _rank_manifest(root, folder, rank, found)
     found.sites[rank] = []
     candidates: list[tuple[int, Path]] = []
-    for name, is_folder, is_file in _entries(folder, found):
+    own: list[Part] = []
+    for name, is_folder, is_file in _entries(folder, found):  # sorted: what is packed comes before the steps
         step = layout.number(layout.STEP, name)
         if step is not None and _is(folder / name, is_folder, found):
-            candidates += _step_parts(folder / name, rank, step, found)
+            candidates += _step_parts(folder / name, rank, step, {part.number for part in own if part.step == step}, found)
+        elif layout.number(layout.PACKED, name) is not None and _is(folder / name, is_file, found):
+            own += _packed(folder / name, rank, found)
         elif layout.number(layout.SITES, name) is not None and _is(folder / name, is_file, found):
             found.sites[rank].append(folder / name)
-        elif name.endswith(layout.TEMPORARY):
+        elif name.endswith(layout.TEMPORARY) and layout.number(layout.PACKED, name.removesuffix(layout.TEMPORARY)) is None:
             found.problems.append(f"rank {rank}: {name} was never finished; what it would have held is missing")
-    own: list[Part] = []
+    packed = {(part.step, part.number): part for part in own}
     heaps = [candidates[n : n + HEAP] for n in range(0, len(candidates), HEAP)]  # a task for each would cost more than it does
-    for inspected in side_by_side(lambda heap: [_inspect(path, rank, step) for step, path in heap], heaps):
-        for part in inspected:
-            if isinstance(part, str):
-                found.lose(part)
-            else:
-                own.append(part)
+    inspected = side_by_side(lambda heap: [_inspect(path, rank, step) for step, path in heap], heaps)
+    for (step, path), part in zip(candidates, [one for heap in inspected for one in heap], strict=True):
+        twin = packed.get((step, layout.number(layout.RECORDS, path.name) or 0))
+        if twin is not None and (isinstance(part, str) or (part.writer, part.before) == (twin.writer, twin.before)):
+            found.left_behind.append(path)  # by a `compact` that was killed
+        elif isinstance(part, str):
+            found.lose(part)
+        else:
+            own.append(part)
+    own.sort(key=lambda part: (part.step, part.number))
     found.parts += own
     for text in missing(rank, found.ranks[rank], own):
         found.lose(text)
@@ -123,7 +132,16 @@ def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[st
     return content
 
 
-def _step_parts(folder: Path, rank: int, step: int, found: Found) -> Iterator[tuple[int, Path]]:
+def _packed(path: Path, rank: int, found: Found) -> list[Part]:
+    try:
+        return inspect_packed(path, rank)
+    except BROKEN as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        found.lose(f"rank {rank}: {path.name} is truncated or damaged ({reason}); the calls of its steps are missing")
+        return []
+
+
+def _step_parts(folder: Path, rank: int, step: int, packed: set[int], found: Found) -> Iterator[tuple[int, Path]]:
     numbers = []
     for name, _, is_file in _entries(folder, found):
         index = layout.number(layout.RECORDS, name)
@@ -133,7 +151,7 @@ def _step_parts(folder: Path, rank: int, step: int, found: Found) -> Iterator[tu
         elif name.endswith(layout.TEMPORARY):
             found.problems.append(f"rank {rank} step {step}: {name} was never finished; its calls are missing")
     expected = range(min(max(numbers, default=-1), 2 * len(numbers) + 8) + 1)  # a hostile number must not cost memory
-    for index in sorted(set(expected) - set(numbers))[:8]:
+    for index in sorted(set(expected) - set(numbers) - packed)[:8]:
         found.lose(f"rank {rank} step {step}: records-{index:04d}.parquet is missing, and its calls")
 
 

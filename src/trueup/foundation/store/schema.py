@@ -73,6 +73,11 @@ SITES = pa.schema([
 ])  # fmt: skip
 
 
+def leaf(field: pa.Field) -> str:
+    """Return the Parquet path of a column's values."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+
+
 def table(columns: Mapping[str, Any]) -> pa.Table:
     """Build a records table from columns of equal length: name -> list (None is null), NumPy array (1-d; ``sketch``: ``(n,
     64)``), NumPy masked array (masked is null) or Arrow array. Missing columns are null; unknown names are kept. Raises

@@ -269,7 +269,7 @@ def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
     a third."""
     if (place := table.schema.get_field_index("sketch")) >= 0:
         table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
-    leaves = [_leaf(field) for field in table.schema]
+    leaves = [schema.leaf(field) for field in table.schema]
     metadata: list[pq.FileMetaData] = []
     file = _encode(
         table,
@@ -281,11 +281,6 @@ def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
         metadata_collector=metadata,
     )
     return file, locate(file, metadata[0], table)
-
-
-def _leaf(field: pa.Field) -> str:
-    """Return the Parquet path of a column's values."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
