@@ -1,4 +1,4 @@
-"""Behind one fault nothing else is blamed: neither a gradient that only holds its share of others, nor one whose forward was wrong."""
+"""Behind one fault nothing else is blamed: neither a gradient that holds its share of others, nor one whose forward was wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def classify(into: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_gradient_of_a_wrong_logarithm_of_softmax_keeps_no_law_and_is_not_blamed(tmp_path: Path, level: list[str] | None) -> None:
+def test_the_gradient_of_a_wrong_log_softmax_keeps_no_law_and_is_not_blamed(tmp_path: Path, level: list[str] | None) -> None:
     classify(tmp_path / "a")
     with simdev.inject("log-softmax-half-sum"), Altered():
         classify(tmp_path / "b")
