@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trueup
 from trueup.foundation.words.reasons import joined
 from verdict.captures import Recording, compared, located, normal
 
@@ -69,6 +70,22 @@ def test_runs_that_round_otherwise_everywhere_are_not() -> None:
 ], ids=["few", "zeros", "inputs", "inner", "arguments"])  # fmt: skip
 def test_what_else_may_be_the_reason_suspects_nobody(options: dict[str, object]) -> None:
     assert [name for name, _, because in found([0, 2 * UNIT, 0], **options) if SAID in because] == []
+
+
+@pytest.mark.parametrize(("switch", "verdict"), [
+    ({"num_threads": "2"}, "aligned"), ({"cpu_capability": "AVX2"}, "aligned"),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, "inconclusive"), ({}, "inconclusive"),
+])  # fmt: skip
+def test_runs_that_may_have_other_kernels_round_otherwise_anywhere(tmp_path: Path, switch: dict[str, str], verdict: str) -> None:
+    """Which kernel computes a product is chosen by threads and by what the processor has, and by each tensor's place in memory."""
+    runs, said = (Recording(), Recording()), {"num_threads": "1", "cpu_capability": "AVX512", "CUDA_VISIBLE_DEVICES": "0"}
+    layers(runs[0], [0, 0, 0])
+    layers(runs[1], [0, 2 * UNIT, 0])
+    paths = [
+        run.write(tmp_path / name, environment=said | changed)
+        for run, name, changed in zip(runs, ("baseline", "candidate"), ({}, switch), strict=True)
+    ]
+    assert trueup.compare(*paths).verdict == verdict
 
 
 def test_the_verdict_is_open_and_names_the_place(tmp_path: Path) -> None:

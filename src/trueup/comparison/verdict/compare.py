@@ -220,7 +220,7 @@ class Comparison:
         streams = streams if cut_off else self._normalised(streams)
         part = self._judged(place, streams)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0,
-               forced=self.forced, own_errors=self.own_errors)  # fmt: skip
+               forced=self.forced, own_errors=self.own_errors, alike=self.overlap.same_kernels)  # fmt: skip
         if cut_off:  # what lacks calls, or its own results, lacks what the kill cut off
             part.suspects = [s for s in part.suspects if s.kind != "region" and (s.kind != "argument" or s.judged.worst)]
         self._keep(part, beside)

@@ -44,11 +44,11 @@ MOST_ENTRIES = 1000
 
 def locate(
     part: Part, criterion: Criterion, origins: Origins | None = None, *, first_step: bool, from_start: bool, forced: bool = False,
-    own_errors: OwnErrors | None = None,
+    own_errors: OwnErrors | None = None, alike: bool = True,
 ) -> None:  # fmt: skip
     """Fill in what a part (one rank and step) leaves open. ``origins``, what is known of the rank's earlier steps, is brought up
-    to date. ``first_step``: the first captured step of the rank; ``from_start``: that is the first of the training; ``forced``:
-    calls were given another run's inputs, so a difference goes no further by itself; ``own_errors`` tells which are wrong."""
+    to date. ``first_step``: the first captured step of the rank; ``from_start``: that is the first of the training; ``forced``: it
+    computed with another run's inputs; ``own_errors``: which calls are wrong by themselves; ``alike``: kernels are the same."""
     origins = origins or Origins()
     chosen = from_start if first_step else origins.chosen
     verdicts, tree = part.verdicts, Tree(part.verdicts, part.alignment)
@@ -74,7 +74,7 @@ def locate(
     part.narrowed = None if forced or criterion.limits else peers.narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
-    suspects += [] if forced else _apart_from_peers(tree, criterion, suspects, excused)
+    suspects += _apart_from_peers(tree, criterion, suspects, excused) if alike and not forced else []
     unseen = overwritten(tree, criterion)
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained

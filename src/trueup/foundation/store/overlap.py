@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import LEVELS, TrueupError
+from trueup.foundation.settings import differing
 from trueup.foundation.store.declared import (
     Precision,
     asked_levels,
@@ -51,6 +53,12 @@ class Overlap:
         self.filters = filters(captures)  # how the filters of the two captures differ, None where they do not
         if (said := details(captures)) is not None:
             self.notes.append(said)
+
+    @cached_property
+    def same_kernels(self) -> bool:
+        """Whether nothing that both runs say is a reason for other kernels: libraries, switches, threads, processor."""
+        first, second = (next(iter(capture.ranks.values()), {}) for capture in self._captures)
+        return not any(one.group in ("switch", "version") and one.severity != "cannot" for one in differing(first, second))
 
     def of(self, captures: tuple[Capture, Capture]) -> Overlap:
         """Return the same of captures that hold some of the ranks."""

@@ -53,7 +53,7 @@ def switches() -> dict[str, str]:
         "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32, "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "cuda.matmul.allow_fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
         "cuda.matmul.allow_bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        "mkldnn.enabled": torch.backends.mkldnn.enabled,
+        "mkldnn.enabled": torch.backends.mkldnn.enabled, "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
     npu = getattr(torch, "npu", None)
     for part in ("matmul", "conv"):
