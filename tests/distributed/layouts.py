@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import layout_faults
 import parallel_layouts
 import trueup
 
@@ -174,8 +175,8 @@ FAULTS = (
 )  # fmt: skip
 
 
-FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated")
-"""Layouts of `benchmarks/parallel_layouts.py`, of two layers here."""
+FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed")
+"""Layouts of `benchmarks/parallel_layouts.py` and a fault of `benchmarks/layout_faults.py`, of two layers here."""
 
 
 def train(out: Path, layout: str = "", fault: str = "", detail: str = "tensor") -> None:
@@ -223,7 +224,7 @@ def work(out: str) -> None:
         train(Path(out, "tp-stats"), "tp", detail="stats")
         parallel_layouts.LAYERS = 2
         for layout in FURTHER:
-            parallel_layouts.train(Path(out, layout), parallel_layouts.LAYOUTS[layout])
+            parallel_layouts.train(Path(out, layout), layout_faults.ALL[layout])
             dist.barrier()
         for layout, fault in FAULTS:
             train(Path(out, fault), layout, fault)

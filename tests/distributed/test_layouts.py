@@ -113,6 +113,15 @@ def test_faults(runs: Path, fault: str, cause: str) -> None:
     assert cause in result.culprits[0].cause, result.sentence
 
 
+def test_gradients_that_adam_makes_the_same_of(runs: Path) -> None:
+    """Twice the gradients in a flat buffer: nothing that AdamW makes of them tells."""
+    result = compare(runs / "two-layers", runs / "zero2-summed")
+    (culprit,) = result.culprits
+    assert (result.verdict, culprit.phase) == ("deviates", "optimizer")
+    assert culprit.cause.startswith("the gradients of 29 tensors (words.weight, places.weight, layers.0.before.weight…) that the")
+    assert "that the optimizer is given are off by exactly 2.000 = 2, the number of ranks: added up or multiplied" in culprit.cause
+
+
 def test_the_command_of_the_page(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from end_to_end.executing import lines_of, wrong
     from test_documentation import ROOT

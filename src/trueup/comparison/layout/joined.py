@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trueup.comparison.layout.calls import LEVELS, Key, class_of
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joining import JOINED, Earlier, Step, join
-from trueup.comparison.layout.pieces import Way
+from trueup.comparison.layout.pieces import Piece, Way
 from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates, renamed
 from trueup.comparison.normalise.translated import Translated
 from trueup.foundation.frameworks.dialect import Dialect
@@ -50,8 +50,11 @@ class Joined(Translated):
     ) -> None:  # fmt: skip
         super().__init__(capture, Dialect("", Map(), candidate=False))
         self.standing, self.geometry, self.data = standing, standing.ranks, standing.data - {MICRO}
+        self.workers = standing.workers
         self.declared, self._partial, self._updates, self._other = declared, frozenset(partial), updates, other
         self.apart: list[Apart] = []
+        self.left_out = updates is None  # whether what optimizers make of gradients is not compared
+        self.gradients: dict[int, dict[str, Piece]] = {}  # by step and weight, where it is not
         self.alone = 0  # calls that not all ranks make
         first = min(capture.ranks)
         self.ranks = {0: _as_one([capture.ranks[rank] for rank in sorted(capture.ranks)], standing, tied)}
@@ -85,6 +88,7 @@ class Joined(Translated):
                 )
                 if number not in self._seen:
                     self._seen.add(number)
+                    self.gradients[number] = found.gradients
                     self.apart += found.apart
                     self.alone += found.alone
                 while len(self._held) >= KEPT:

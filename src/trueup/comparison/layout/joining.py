@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, in_passes, plain
 from trueup.comparison.layout.described import part_in
+from trueup.comparison.layout.gradients import given, read_by
 from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
-from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in
+from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
@@ -52,6 +53,7 @@ class Step:
     alone: int  # calls that not all ranks make
     loads: dict[str, Callable[[], Array]] = field(default_factory=dict)  # by payload key
     cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = field(default_factory=dict)  # weights cut along one axis, rank by rank
+    gradients: dict[str, Piece] = field(default_factory=dict)  # that optimizers read, by weight, where their calls are left out
 
 
 @dataclass
@@ -90,12 +92,16 @@ class _Joining:
         self._capture, self._standing, self._geometry, self._told = capture, standing, standing.workers, told
         classes = {key[2]: key[3] for key, _ in told.other if key[1] == "module"} or None
         self._calls: dict[int, Calls] = {}
+        self._read: tuple[Calls, dict[str, int]] | None = None
+        self._left_out = order is None
         parts = [self._geometry.size(axis) for axis in standing.data]
         shares = {*parts, math.prod(parts)}
         for rank in sorted(standing.ranks.coordinates):
             rows = capture.records(rank=rank, step=told.step, level=LEVELS)
             names = standing.renames.get(rank, ())
             read = calls_of(rows, classes, functools.partial(renamed, renames=names) if names else str, partial, shares)
+            if order is None and len(standing.ranks.coordinates) == 1:
+                self._read = read, read_by(read, standing.weights.get(rank))
             if order is None or len(order):
                 read = by_weight(read, standing.weights.get(rank), dict(order) if order else None)
             for number, one in enumerate(in_passes(read, standing.passes, bool(standing.stages))):
@@ -106,6 +112,7 @@ class _Joining:
         }
         manifest = capture.ranks[min(capture.ranks)]
         self._told.flat = flat_in(self._calls[self._workers[0]], len(standing.ranks.coordinates), manifest, sizes)
+        self._sizes = order_of(manifest, sizes)
         self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}
@@ -144,7 +151,11 @@ class _Joining:
             rank = worker // self._standing.passes
             for (seq, slot), made in self._calls[worker].made.items():
                 earlier[rank, seq, slot] = None if made is None else (rank, *made)
-        return Step(_records(rows), slots, self._told.apart, self._told.ways, self._alone, self._loads, self._cut)
+        gradients = given(slots, self._told.flat, self._sizes) if self._left_out else {}
+        if self._read is not None:
+            read, held = self._read
+            gradients |= {name: piece for name, at in held.items() if (piece := self._of_row(read, 0, at)) is not None}
+        return Step(_records(rows), slots, self._told.apart, self._told.ways, self._alone, self._loads, self._cut, gradients)
 
     # ---------------------------------------------------------------- names
     def _named(
@@ -392,8 +403,10 @@ class _Joining:
         yield from (other for other in call.rows if other != name and other.startswith(("input.", "param.", "grad_output.")))
 
     def _piece(self, worker: int, key: Key, name: str) -> Piece | None:
-        calls, rank = self._calls[worker], worker // self._standing.passes
-        at = calls.kept[key].rows[name]
+        calls = self._calls[worker]
+        return self._of_row(calls, worker // self._standing.passes, calls.kept[key].rows[name])
+
+    def _of_row(self, calls: Calls, rank: int, at: int) -> Piece | None:
         row = calls.rows[at]
         if row["dtype"] is None or row["shape"] is None:
             return None

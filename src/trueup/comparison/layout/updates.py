@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from trueup.comparison.layout.calls import Call, Calls, Key, plain
-from trueup.foundation.frameworks.trees import TIED, path
+from trueup.foundation.frameworks.trees import DTYPE, TIED, path
 from trueup.foundation.settings import held_by, list_of, modules_of, names_held
 
 PADDING = 2
@@ -40,7 +40,7 @@ def weights_of(calls: Calls, manifest: Mapping[str, Any], shapes: Mapping[str, t
     updates = [call for key, call in calls.kept.items() if is_update(key)]
     if not updates:
         return ()
-    if not names or any(name not in shapes for name in names) or _placed(calls, updates, names, shapes) is None:
+    if not names or any(name not in shapes for name in names) or placed(calls, updates, names, shapes) is None:
         return None
     return tuple(names)
 
@@ -64,6 +64,14 @@ def flat_in(calls: Calls, ranks: int, manifest: Mapping[str, Any], other: Mappin
     each = all(any(0 <= length - size < PADDING * ranks for size in weights.values()) for length in held.values())
     together = 0 <= sum(held.values()) - sum(weights.values()) < PADDING * ranks * max(1, len(held))
     return frozenset(held) if held and weights and (each or together) else frozenset()
+
+
+def order_of(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the weights in the order in which the model has them, each once."""
+    tied = tied_in(manifest)
+    named = [(scope, name) for scope, held in modules_of(manifest).items() for name in held if name.endswith(DTYPE)]
+    known = [plain(path(scope, name.removesuffix(DTYPE))) for scope, name in named]
+    return {name: sizes[name] for name in known if name in sizes and name not in tied}
 
 
 def shapes_of(calls: Calls) -> dict[str, tuple[int, ...]]:
@@ -94,16 +102,16 @@ def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int
     """Return the calls with those of the optimizer numbered by the weight that each updates; ``order``: the number of each weight,
     None: they are left out."""
     updates = [call for key, call in calls.kept.items() if is_update(key)]
-    placed = None if order is None or names is None else _placed(calls, updates, names, None)
+    whose = None if order is None or names is None else placed(calls, updates, names, None)
     found = Calls({}, calls.rows, calls.sketches, {}, calls.outer, calls.made, calls.head)
     time, last = 0, -1
     for key, call in calls.kept.items():
         new: Call | None = call
         if is_update(key):
             new = None
-            if placed is not None and order is not None and (name := placed[key][0]) in order:
-                new = replace(call, key=(*key[:4], order[name] * placed[key][1] + key[4] % placed[key][1]))
-                local = key[4] // placed[key][1]
+            if whose is not None and order is not None and (name := whose[key][0]) in order:
+                new = replace(call, key=(*key[:4], order[name] * whose[key][1] + key[4] % whose[key][1]))
+                local = key[4] // whose[key][1]
                 time, last = time + (local < last), local
                 found.updates[new.key] = time, order[name]
         if new is None:
@@ -114,10 +122,10 @@ def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int
     return found
 
 
-def _placed(
+def placed(
     calls: Calls, updates: Sequence[Call], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]] | None
 ) -> dict[Key, tuple[str, int]] | None:
-    """Return the weight of each call, and how often its operator is called for one."""
+    """Return the weight of each call that updates one, and how often its operator is called for one."""
     often: dict[str, int] = {}
     for call in updates:
         often[call.key[3]] = often.get(call.key[3], 0) + 1

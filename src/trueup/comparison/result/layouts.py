@@ -10,9 +10,10 @@ from pathlib import Path
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import geometry_of
+from trueup.comparison.layout.gradients import Off, off
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joined import Joined, undeclared
-from trueup.comparison.layout.standing import standing_of, tied_of, updates_of
+from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -74,7 +75,12 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     if alone:
         notes.insert(1, said.SOME_RANKS.format(counted(alone, "call")))
     verdict, doubt = result.verdict, ""
-    if found:
+    if not found and not culprits and verdict == "aligned" and sides[1].left_out:
+        found, doubt = _of_gradients(sides)
+        culprits = found
+    if doubt:
+        verdict = "inconclusive"
+    elif found:
         verdict = "deviates"
     elif culprits and all(map(_doubtful, culprits)):
         verdict, doubt = "inconclusive", said.BY_STATISTICS.format(culprits[0].name)
@@ -183,13 +189,44 @@ def _scaled(finding: Finding, run: Joined) -> Finding:
         ratio = slot.candidate.l2 / slot.baseline.l2
         if not abs(slot.relative_l2 - abs(ratio - 1)) < EXACT * ratio:  # else it is no multiple
             continue
-        for axis in run.geometry.axes:
-            size = run.geometry.size(axis)
-            if any(abs(ratio - whole) < EXACT * whole for whole in (size, 1 / size)):
-                name = f"ranks along {axis}" if not axis.startswith("ranks") else "ranks"
-                told = said.multiple(ratio, size, name)
+        for axis in run.workers.axes:
+            size = run.workers.size(axis)
+            if _is_multiple(ratio, size):
+                told = said.multiple(ratio, size, _ranks_along(axis))
                 return dataclasses.replace(finding, cause=f"{finding.cause}: {told}" if finding.cause else f"{slot.slot} is {told}")
     return finding
+
+
+def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
+    """Return what is wrong with the gradients that optimizers are given whose own calls were not compared; or why nobody knows."""
+    for step in sorted(sides[0].gradients.keys() & sides[1].gradients.keys()):
+        wrong = off(sides[0].gradients[step], sides[1].gradients[step])
+        if wrong is None:
+            return [], said.GRADIENTS_UNKNOWN
+        if wrong and all(math.isfinite(one.ratio) for one in wrong):
+            return [_of_factor(wrong[0], step, sides[1])], ""
+        if wrong:
+            names = [name for one in wrong for name in one.weights]
+            return [], said.gradients_differ(names, max(one.distance for one in wrong))
+    return [], ""
+
+
+def _of_factor(wrong: Off, step: int, run: Joined) -> Finding:
+    """Return the finding of gradients that are a multiple of the baseline's."""
+    (key, slot), *_ = [one for one in run.step(step).slots if one[0][0] == "optimizer" and one[1].endswith(".grad")]
+    rows = run.step(step).records.select(["seq"]).to_pylist()
+    sizes = {run.workers.size(axis): axis for axis in run.workers.axes}
+    found = [said.multiple(wrong.ratio, n, _ranks_along(axis)) for n, axis in sizes.items() if _is_multiple(wrong.ratio, n)]
+    one = Apart("factor", key, slot, step, max((row["seq"] for row in rows), default=0), "", (0,), wrong.distance)
+    return dataclasses.replace(finding_of([one], run), cause=said.gradients_off(wrong.weights, wrong.ratio, "".join(found[:1])))
+
+
+def _is_multiple(ratio: float, size: int) -> bool:
+    return any(abs(ratio - whole) < EXACT * whole for whole in (size, 1 / size))
+
+
+def _ranks_along(axis: str) -> str:
+    return f"{axis}es" if axis == MICRO else "ranks" if axis.startswith("ranks") else f"ranks along {axis}"
 
 
 def _swapped(finding: Finding, sides: tuple[Joined, Joined]) -> Finding:

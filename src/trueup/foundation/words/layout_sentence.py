@@ -17,6 +17,11 @@ BY_STATISTICS = (
 SOME_RANKS = "{} made by some ranks alone were not compared"
 BASELINE = "in the baseline, too: {}"
 
+GRADIENTS_UNKNOWN = (
+    "because the gradients that the optimizer is given could not be held against each other, and its own calls do not show which "
+    "weight each is for: record both runs with --detail tensor"
+)
+
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Name ranks: ``rank 1``, ``ranks 0, 1, 2…``."""
@@ -42,6 +47,21 @@ def gradients(names: Sequence[str], ranks: Sequence[int], apart: float) -> str:
     one = len(names) == 1
     what, reads, was = ("the gradient", "differs", "it was") if one else ("the gradients", "differ", "they were")
     return f"{what} of {_named(names)} {reads} on {ranks_text(ranks)} when the optimizer runs{_off(apart)}: {was} not reduced"
+
+
+def gradients_off(names: Sequence[str], ratio: float, told: str) -> str:
+    """Say that the gradients of weights, of all of them together where none is named, are a multiple; ``told``: of what."""
+    of = f" of {_named(names)}" if names else ""
+    many = f"the gradient{'' if len(names) == 1 else 's'}{of} that the optimizer is given {'is' if len(names) == 1 else 'are'} "
+    return many + (told or f"off by a factor of {ratio:.3f}")
+
+
+def gradients_differ(names: Sequence[str], distance: float) -> str:
+    """Say that gradients differ that an optimizer is given whose own calls were not compared."""
+    return (
+        f"because the gradients of {_named(names)} that the optimizer is given differ{_off(distance)}, and nobody knows whether "
+        "they are those of these weights: its calls do not show which weight each is for"
+    )
 
 
 def half_reduced(slot: str, where: str, size: int) -> str:

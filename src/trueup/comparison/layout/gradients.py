@@ -1,0 +1,133 @@
+"""The gradients that the optimizer is given, by weight, where its own calls are left out because nobody knows whose they are.
+
+    recorded   where several processes reduce them, under the names of their weights
+    flat       pieces of one buffer, or of one a weight: ranks joined, then cut by the sizes of the weights, in the model's order
+    updates    of one process, whose calls each update one weight: what they read that is neither the weight nor its state
+
+Adam makes the same of a gradient that is a factor off, so that nothing after it tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueup.comparison.layout.calls import Calls, Key
+from trueup.comparison.layout.pieces import Piece
+from trueup.comparison.layout.updates import STEPPING, is_update, placed, shapes_of
+
+FACTOR = 0.02
+"""Relative error of a multiple: gradients of bfloat16 are sums of terms that are 0.4 % off."""
+
+OFF = 0.05
+"""Relative distance, and relative difference of norms, from which on gradients are no roundings of one another."""
+
+Gradients = Mapping[str, Piece]
+
+
+@dataclass(frozen=True)
+class Off:
+    """What an optimizer is given, and what it should be: ``ratio`` times as much, NaN where it is no multiple."""
+
+    weights: tuple[str, ...]  # empty: of all of them together the norm is off
+    ratio: float
+    distance: float
+
+
+def read_by(calls: Calls, names: Sequence[str] | None) -> dict[str, int]:
+    """Return the row of each weight's gradient, of a rank whose optimizer's calls each update one weight."""
+    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    whose = None if names is None else placed(calls, updates, names, None)
+    if whose is None:
+        return {}
+    weights = {
+        row["digest"] for row in calls.rows
+        if row["phase"] == "forward" and row["level"] == "module" and row["slot"].startswith("param.")
+    }  # fmt: skip
+    own, first, shapes = {call.seq for call in updates}, min((row["seq"] for row in calls.rows), default=0), shapes_of(calls)
+    found: dict[str, int] = {}
+    for call in updates:
+        weight = whose[call.key][0]
+        for name, at in call.rows.items():
+            row = calls.rows[at]
+            made = row["producer_seq"]  # of an earlier step: state
+            state = row["digest"] in weights or (made is not None and (made in own or made < first))
+            if name.startswith("input.") and not state and tuple(row["shape"] or ()) == shapes.get(weight):
+                found.setdefault(weight, at)
+    return found
+
+
+def given(slots: Mapping[tuple[Key, str], Piece], flat: frozenset[str], sizes: Mapping[str, int]) -> dict[str, Piece]:
+    """Return the gradients by weight that the joined steps of optimizers read; ``sizes``: the weights', in the model's order.
+    Buffers that cannot be cut keep their own names."""
+    found: dict[str, Piece] = {}
+    buffers: dict[str, Piece] = {}
+    for (key, name), piece in slots.items():
+        if key[0] == "optimizer" and key[3].startswith(STEPPING) and name.startswith("input.") and name.endswith(".grad"):
+            (buffers if name in flat else found).setdefault(name[len("input.") : -len(".grad")], piece)
+    return found | _cut(buffers, sizes) if buffers else found
+
+
+def _cut(buffers: Mapping[str, Piece], sizes: Mapping[str, int]) -> dict[str, Piece]:
+    """Return pieces of flat buffers by weight; the buffers themselves where their lengths do not show whose they are."""
+    if len(buffers) == len(sizes) and all(len(one.shape) == 1 for one in buffers.values()):
+        lengths = [one.numel for one in buffers.values()]
+        if all(length >= size for length, size in zip(lengths, sizes.values(), strict=True)):
+            return {name: _part(one, 0, size) for (name, size), one in zip(sizes.items(), buffers.values(), strict=True)}
+    if len(buffers) == 1 and (whole := next(iter(buffers.values()))).numel >= sum(sizes.values()) > 0:
+        ends = np.cumsum(list(sizes.values())).tolist()
+        return {name: _part(whole, end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+    return dict(buffers)
+
+
+def _part(piece: Piece, start: int, end: int) -> Piece:
+    load = piece.load
+    return Piece(piece.dtype, (end - start,), load=None if load is None else lambda: load().reshape(-1)[start:end], changed=True)
+
+
+def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
+    """Return where gradients are no roundings of the baseline's; None: they cannot be held against each other."""
+    if not baseline or not candidate:
+        return None
+    if baseline.keys() == candidate.keys() and all(side[name].load for side in (baseline, candidate) for name in side):
+        each = [(name, *_between(baseline[name], candidate[name])) for name in baseline]
+        wrong = [one for one in each if not one[2] <= OFF]
+        same = {round(ratio, 1 if ratio > 1 else 3) for _, ratio, _ in wrong}
+        if len(same) == 1 or not wrong:
+            return [Off(tuple(name for name, _, _ in wrong), wrong[0][1], max(one[2] for one in wrong))] if wrong else []
+        return [Off((name,), ratio, distance) for name, ratio, distance in wrong]
+    norms = [_norm(side) for side in (baseline, candidate)]
+    if any(math.isnan(norm) for norm in norms) or not norms[0] > 0:
+        return None
+    ratio = norms[1] / norms[0]
+    return [Off((), ratio, abs(ratio - 1))] if abs(ratio - 1) > OFF else []
+
+
+def _between(first: Piece, second: Piece) -> tuple[float, float]:
+    """Return which multiple of the first the second is, NaN where it is none; and their relative distance."""
+    sides = [np.asarray(one.load()).astype(np.float64).reshape(-1) for one in (first, second) if one.load is not None]
+    if sides[0].size != sides[1].size:
+        return math.nan, math.inf
+    norm = float(np.linalg.norm(sides[0]))
+    distance = float(np.linalg.norm(sides[1] - sides[0]))
+    if norm == 0 or not math.isfinite(norm + distance):
+        return math.nan, 0.0 if distance == 0 else math.inf
+    ratio = float(sides[0] @ sides[1]) / norm**2
+    rest = float(np.linalg.norm(sides[1] - ratio * sides[0])) / norm
+    return (ratio if rest <= FACTOR * abs(ratio) else math.nan), distance / norm
+
+
+def _norm(side: Gradients) -> float:
+    """Return the norm of all gradients of a run together: padding of buffers is zero; NaN where one is not measured."""
+    squares = 0.0
+    for piece in side.values():
+        if piece.load is not None:
+            squares += float(np.square(np.asarray(piece.load()).astype(np.float64)).sum())
+        elif piece.numbers is not None:
+            squares += piece.numbers.l2**2
+        else:
+            return math.nan
+    return math.sqrt(squares)
