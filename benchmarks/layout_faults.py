@@ -25,9 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import parallel_layouts as healthy
 import trueup
-from parallel_layouts import LAYERS, Layout, Model, loss_of
+from parallel_layouts import Layout, Model, loss_of
 
-LAST = str(LAYERS - 1)
+
+def last_of(model: Model) -> Any:
+    """Return the layer that is changed."""
+    return list(model.layers.values())[-1]
 
 
 # ---------------------------------------------------------------- data parallel
@@ -70,14 +73,15 @@ class Drifted(healthy.DataParallel):
     def step(self, words: Tensor) -> None:
         if self.steps == 1 and self.rank == 1:
             with torch.no_grad():
-                self.model.layers[LAST].gated.down.weight.mul_(1.01)
+                last_of(self.model).gated.down.weight.mul_(1.01)
         self.steps += 1
         super().step(words)
 
 
 class SameMasks(healthy.DataParallel):
     def set_up(self) -> None:
-        self.model.layers[LAST].gated = nn.Sequential(self.model.layers[LAST].gated, nn.Dropout(0.3))
+        last = last_of(self.model)
+        last.gated = nn.Sequential(last.gated, nn.Dropout(0.3))
         super().set_up()
         torch.manual_seed(5)
 
@@ -126,7 +130,7 @@ class OneLinear(healthy.ByHand):
 
     def set_up(self) -> None:
         super().set_up()
-        self.change(self.model.layers[LAST])
+        self.change(last_of(self.model))
 
     def change(self, layer: Any) -> None:
         raise NotImplementedError
@@ -154,13 +158,15 @@ class SameShard(OneLinear):
 
 
 class OneBlock(OneLinear):
-    """A packed weight is cut as if it were one: gate on one rank, up on the other."""
+    """A packed weight is cut as if it were one: each rank holds half of the rows, and takes the first half for its gates."""
 
     def change(self, layer: Any) -> None:
         with torch.no_grad():
             whole = torch.cat([part for piece in healthy.gathered(layer.gated.both.weight, 0).chunk(2) for part in piece.chunk(2)])
             gates, ups = whole.chunk(4)[::2], whole.chunk(4)[1::2]
             layer.gated.both.weight.copy_(torch.cat((gates, ups)[dist.get_rank()]))
+            whole = torch.cat([part for piece in healthy.gathered(layer.gated.both.bias, 0).chunk(2) for part in piece.chunk(2)])
+            layer.gated.both.bias.copy_(torch.cat((whole.chunk(4)[::2], whole.chunk(4)[1::2])[dist.get_rank()]))
 
 
 class LossTimesRanks(healthy.ByHand):
@@ -298,7 +304,7 @@ class Zero3Stale(healthy.Zero3):
     def _gather(self, module: nn.Module, given: Any) -> None:
         kept = getattr(self, "_kept", None)
         super()._gather(module, given)
-        if module is self.model.layers[LAST].gated.down:
+        if module is last_of(self.model).gated.down:
             if kept is not None:
                 module.weight.data = kept
             self._kept = module.weight.data.clone()
@@ -330,17 +336,17 @@ FAULTS: dict[str, Fault] = {
     "loss-divided": Fault(LossDivided, "dense", "pytorch/pytorch#98501", (HALF,)),
     "row-not-reduced": Fault(RowNotReduced, "packed", f"{MEGATRON}#7452", ("neither a piece of the whole nor a term",)),
     "column-not-reduced": Fault(ColumnNotReduced, "packed", "NovaSky-AI/SkyRL#1886", ("a reduction is missing in the backward",)),
-    "bias-each-rank": Fault(BiasEachRank, "packed", "the bias of a row-parallel layer counts once a rank", ("bias",)),
+    "bias-each-rank": Fault(BiasEachRank, "packed", "a row-parallel bias, each rank's", ("the bias of layers.3.gated.down",)),
     "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("param.weight of layers.3.gated.down",)),
     "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("param.weight of layers.3.gated.both",)),
     "loss-times-ranks": Fault(LossTimesRanks, "packed", f"{MEGATRON}#906", (TWICE,)),
-    "norm-not-reduced": Fault(NormNotReduced, "packed", f"{MEGATRON}#1446", ("norm.weight",), True),
-    "bias-not-reduced": Fault(BiasNotReduced, "packed", "bigcode-project/Megatron-LM#11", ("down.bias",), True),
+    "norm-not-reduced": Fault(NormNotReduced, "packed", f"{MEGATRON}#1446", ("the gradient of norm.weight differs",), True),
+    "bias-not-reduced": Fault(BiasNotReduced, "packed", "bigcode-project/Megatron-LM#11", ("down.bias differs",), True),
     "gather-not-summed": Fault(GatherNotSummed, "packed", f"{MEGATRON}#7452", ("a reduction is missing in the backward",)),
     "context-summed": Fault(ContextSummed, "dense", f"{MEGATRON}#673", (TWICE,)),
-    "own-places": Fault(OwnPlaces, "dense", f"{MEGATRON}#560", ("input.0 of places", "places")),
-    "keys-not-summed": Fault(KeysNotSummed, "dense", f"{MEGATRON}#1464", ("attention",)),
-    "tied-not-reduced": Fault(TiedNotReduced, "dense", "uw-syfi/piper#13", ("words.weight", "head.weight"), True),
+    "own-places": Fault(OwnPlaces, "dense", f"{MEGATRON}#560", ("counts from 0 on",)),
+    "keys-not-summed": Fault(KeysNotSummed, "dense", f"{MEGATRON}#1464", ("a reduction is missing in the backward",)),
+    "tied-not-reduced": Fault(TiedNotReduced, "dense", "uw-syfi/piper#13", ("the gradient of words.weight differs",)),
     "other-layers": Fault(OtherLayers, "dense", "huggingface/transformers#24381", ("layers.2",)),
     "micro-batches-added": Fault(MicroBatchesAdded, "dense", "huggingface/transformers#34191", (TWICE,)),
     "experts-undivided": Fault(ExpertsUndivided, "experts", f"{MEGATRON}#7452", (TWICE,)),

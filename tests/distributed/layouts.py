@@ -175,8 +175,9 @@ FAULTS = (
 )  # fmt: skip
 
 
-FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed")
-"""Layouts of `benchmarks/parallel_layouts.py` and a fault of `benchmarks/layout_faults.py`, of two layers here."""
+FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed", "own-places", "tied-not-reduced")
+PACKED = ("bias-each-rank", "column-not-reduced")
+"""Layouts of `benchmarks/parallel_layouts.py` and faults of `benchmarks/layout_faults.py`, of two layers here."""
 
 
 def train(out: Path, layout: str = "", fault: str = "", detail: str = "tensor") -> None:
@@ -223,7 +224,7 @@ def work(out: str) -> None:
             dist.barrier()
         train(Path(out, "tp-stats"), "tp", detail="stats")
         parallel_layouts.LAYERS = 2
-        for layout in FURTHER:
+        for layout in (*FURTHER, *PACKED):
             parallel_layouts.train(Path(out, layout), layout_faults.ALL[layout])
             dist.barrier()
         for layout, fault in FAULTS:

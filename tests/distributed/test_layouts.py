@@ -31,6 +31,7 @@ def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parallel_layouts, "LAYERS", 2)
             parallel_layouts.train(out / "two-layers", parallel_layouts.LAYOUTS["one"])
+            parallel_layouts.train(out / "packed", parallel_layouts.LAYOUTS["packed"])
     return out
 
 
@@ -120,6 +121,22 @@ def test_gradients_that_adam_makes_the_same_of(runs: Path) -> None:
     assert (result.verdict, culprit.phase) == ("deviates", "optimizer")
     assert culprit.cause.startswith("the gradients of 29 tensors (words.weight, places.weight, layers.0.before.weight…) that the")
     assert "that the optimizer is given are off by exactly 2.000 = 2, the number of ranks: added up or multiplied" in culprit.cause
+
+
+@pytest.mark.parametrize(
+    ("baseline", "fault", "cause"),
+    [
+        ("two-layers", "own-places", "input.0 of places counts from 0 on ranks 0, 1 alike, and each holds another piece"),
+        ("two-layers", "tied-not-reduced", "the gradient of words.weight differs on ranks 0, 1 when the optimizer runs"),
+        ("packed", "bias-each-rank", "the bias of layers.1.gated.down is added on each of 2 ranks before their sum is taken"),
+        ("packed", "column-not-reduced", "a reduction is missing in the backward of layers.1.gated.both"),
+    ],
+)
+def test_public_bugs(runs: Path, baseline: str, fault: str, cause: str) -> None:
+    """As `benchmarks/layout_faults.py` rebuilds them."""
+    result = compare(runs / baseline, runs / fault)
+    assert result.verdict == "deviates"
+    assert cause in result.culprits[0].cause, result.sentence
 
 
 def test_the_command_of_the_page(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,8 @@ PACKS = (2, 3, 4)
 @dataclass(frozen=True)
 class Apart:
     """Ranks that do not hold what they should. ``kind``: ``replicas`` (they must be equal), ``unreduced`` (a partial sum is read as
-    if it were the whole), ``unknown`` (nothing says how the ranks belong together)."""
+    if it were the whole), ``places`` (each counts from 0 on in a sequence that is cut), ``unknown`` (nothing says how the ranks
+    belong together)."""
 
     kind: str
     key: Key
@@ -118,7 +119,11 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if not varies and not (before is not None and before.kind == "partial" and axis in told.data and piece.numel == 1):
         longer = None if whole is None or slot.placed else _longer(piece, whole, size, axis in told.data)
-        return REPLICATED if longer is None else Way("sharded", longer)
+        if longer is None:
+            return REPLICATED
+        if _counts(piece) and whole is not None and _counts(whole):
+            told.apart.append(Apart("places", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), 0.0))
+        return Way("sharded", longer)
     if (known := told.placed.get(tuple(one.digest for one in slot.pieces.values()))) is not None and axis in known:
         way = known[axis]
         return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
@@ -169,6 +174,13 @@ def _of_sequence(
     return replace(order, dim=dim, outer=max(1, piece.shape[dim] // length))
 
 
+def _counts(piece: Piece) -> bool:
+    """Tell whether a tensor counts from 0 on, as places in a sequence."""
+    if not piece.dtype.startswith("int") or len(piece.shape) != 1 or piece.numel < 2 or piece.load is None:
+        return False
+    return bool(np.array_equal(piece.load(), np.arange(piece.numel)))
+
+
 def _adds_up(groups: Sequence[Sequence[int]], held: Mapping[int, Piece], whole: Piece) -> bool:
     """Tell whether ranks hold different numbers of rows that are those of the whole together: tokens of an expert."""
     shapes = [[held[rank].shape for rank in group] for group in groups]
@@ -210,7 +222,7 @@ def _packed(pieces: Sequence[Piece], way: Way, whole: Piece) -> Way:
         one = way if split == 1 else replace(way, order="interleaved", split=split)
         fits = all(not piece.shape[way.dim] % split for piece in pieces)
         made = put_together(pieces, one) if fits else None
-        if made is not None and made.load is not None and whole.load is not None and _distance(made, whole) < NEAR:
+        if made is not None and made.load is not None and whole.load is not None and distance(made, whole) < NEAR:
             return one
     return way
 
@@ -269,7 +281,7 @@ def _by_numbers(
     if _apart(pieces) < CLOSE:
         return _odd(axis, groups, slot, held, told)
     added = put_together(pieces, Way("partial"))
-    if added is not None and _distance(added, whole) < NEAR:
+    if added is not None and distance(added, whole) < NEAR:
         return Way("partial")
     return _unknown(axis, groups, slot, held, told)
 
@@ -299,10 +311,10 @@ def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mappi
 
 
 def _apart(pieces: Sequence[Piece]) -> float:
-    return max((_distance(piece, pieces[0]) for piece in pieces[1:]), default=0.0)
+    return max((distance(piece, pieces[0]) for piece in pieces[1:]), default=0.0)
 
 
-def _distance(piece: Piece, whole: Piece) -> float:
+def distance(piece: Piece, whole: Piece) -> float:
     """Estimate the relative distance of two pieces of one shape by their sketches; NaN where they have none."""
     if piece.shape != whole.shape:
         return math.nan

@@ -135,7 +135,7 @@ class Joined(Translated):
         raise TrueupError(f"{self.path}: tensor {key!r} is no longer at hand; compare with fewer steps at a time")
 
     def order(self, step: int, slot: tuple[Key, str], other: Joined) -> list[int] | None:
-        """Return which piece of the other run's weight each rank holds, counted from 0, if each holds one and they are swapped."""
+        """Return which piece of the other run's weight each rank holds, counted from 0, if each holds one and not its own."""
         whole = other.step(step).slots.get(slot)
         way, pieces = self.step(step).cut.get(slot, (None, []))
         if way is None or whole is None or whole.load is None or any(piece.load is None for piece in pieces):
@@ -146,7 +146,7 @@ class Joined(Translated):
         parts = np.split(array, edges, axis=way.dim)
         found = [next((n for n, part in enumerate(parts) if np.array_equal(part, one)), None) for one in held]
         order = [n for n in found if n is not None]
-        return order if sorted(order) == list(range(len(held))) and order != sorted(order) else None
+        return order if len(order) == len(held) and order != list(range(len(held))) else None
 
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:  # noqa: ARG002
         """Return the call stacks of the first rank."""

@@ -18,7 +18,7 @@ from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_alon
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
-from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of
+from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, updated_in
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
@@ -53,6 +53,7 @@ class Step:
     alone: int  # calls that not all ranks make
     loads: dict[str, Callable[[], Array]] = field(default_factory=dict)  # by payload key
     cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = field(default_factory=dict)  # weights cut along one axis, rank by rank
+    updated: dict[Key, str] = field(default_factory=dict)  # by call of an optimizer, the weight that it updates
     gradients: dict[str, Piece] = field(default_factory=dict)  # that optimizers read, by weight, where their calls are left out
 
 
@@ -107,11 +108,15 @@ class _Joining:
             for number, one in enumerate(in_passes(read, standing.passes, bool(standing.stages))):
                 self._calls[rank * standing.passes + number] = one
         self._workers = sorted(self._calls)
+        self._take_gathered()
         sizes = dict(standing.sizes) | {
             path(key[2], name[6:]): one.numel for (key, name), one in told.other.items() if name.startswith("param.")
         }
         manifest = capture.ranks[min(capture.ranks)]
         self._told.flat = flat_in(self._calls[self._workers[0]], len(standing.ranks.coordinates), manifest, sizes)
+        self._updated: dict[Key, str] = {}
+        for worker in self._workers[:: standing.passes]:
+            self._updated |= updated_in(self._calls[worker], standing.weights.get(worker // standing.passes), order)
         self._sizes = order_of(manifest, sizes)
         self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
@@ -119,6 +124,21 @@ class _Joining:
         self._cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = {}
         self._reduced: dict[tuple[str | None, ...], Made] = {}
         self._done: dict[Any, tuple[Piece, dict[str, Any]]] = {}
+
+    def _take_gathered(self) -> None:
+        """Take weights that are let go of between modules (ZeRO 3) from what a module's function is given, where it shows which."""
+        for its in self._calls.values():
+            inside: dict[int | None, list[int]] = {}
+            for key, call in its.kept.items():
+                if key[:2] == ("forward", "api"):
+                    inside.setdefault(call.parent, []).extend(at for name, at in call.rows.items() if name.startswith("input."))
+            for key, call in its.kept.items():
+                for name, at in call.rows.items():
+                    whole = self._told.other.get((key, name))
+                    if name.startswith("param.") and its.rows[at]["numel"] == 0 and whole is not None:
+                        fits = [row for row in inside.get(call.seq, ()) if its.rows[row]["shape"] == list(whole.shape)]
+                        if len({its.rows[row]["digest"] for row in fits}) == 1:
+                            call.rows[name] = fits[0]
 
     def done(self, earlier: dict[Made, Made | None]) -> Step:
         calls = [(self._makers[key][0], self._calls[self._makers[key][0]].kept[key]) for key in self._order.keys]
@@ -155,7 +175,10 @@ class _Joining:
         if self._read is not None:
             read, held = self._read
             gradients |= {name: piece for name, at in held.items() if (piece := self._of_row(read, 0, at)) is not None}
-        return Step(_records(rows), slots, self._told.apart, self._told.ways, self._alone, self._loads, self._cut, gradients)
+        known = self._told
+        return Step(
+            _records(rows), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated, gradients
+        )
 
     # ---------------------------------------------------------------- names
     def _named(

@@ -74,6 +74,16 @@ def order_of(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str,
     return {name: sizes[name] for name in known if name in sizes and name not in tied}
 
 
+def updated_in(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int] | tuple[()] | None) -> dict[Key, str]:
+    """Return the weight that each call of an optimizer updates; ``calls`` as `by_weight` numbered them, where ``order`` says so."""
+    if order:
+        numbers = {number: name for name, number in reversed(list(order.items()))}
+        return {key: numbers[number] for key, (_, number) in calls.updates.items()}
+    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    whose = None if order is None or names is None else placed(calls, updates, names, None)
+    return {} if whose is None else {key: name for key, (name, _) in whose.items()}
+
+
 def shapes_of(calls: Calls) -> dict[str, tuple[int, ...]]:
     """Return the shape that a rank holds of each weight."""
     found = {}

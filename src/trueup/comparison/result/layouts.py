@@ -11,8 +11,9 @@ from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.gradients import Off, off
-from trueup.comparison.layout.inferring import Apart
+from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, undeclared
+from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
@@ -23,11 +24,14 @@ from trueup.foundation.words import layout_sentence as said
 from trueup.foundation.words.sentence import HEADS, evidence, verdict_lines
 from trueup.foundation.words.wording import counted
 
-SURE = ("replicas", "unreduced", "masks")
+SURE = ("replicas", "unreduced", "masks", "places")
 """Kinds of `Apart` that are faults by themselves; of the others nobody knows."""
 
 HALF_REDUCED = 0.05
 """Relative error from which on a sum of gradients holds a term too often, and no rounding."""
+
+BIASED = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
+"""Functions whose third tensor is a bias, that is added once."""
 
 EXACT = 2e-3
 """Relative error of a ratio that is taken for a whole number: bfloat16 rounds to 4e-3, sums of many of its numbers to less."""
@@ -65,8 +69,10 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     """Return the result of comparing two joined captures with what their ranks did not agree on: that comes before what follows
     from it. What shows in the baseline is no fault of the candidate, and keeps two runs from being aligned."""
     found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=result.verdict == "deviates")]
+    if found and found[0].phase == "optimizer" and (earlier := _not_passed_on(found[0].step, sides)) is not None:
+        found = [earlier]
     of_baseline = [finding_of(first, sides[0]) for first in _firsts(sides[0].apart)]
-    before = [one for one in result.culprits if not found or _place(one) < _place(found[0])]
+    before = [one for one in result.culprits if not found or (_place(one) < _place(found[0]) and not _of_unreduced(one, sides[1]))]
     most = max((one.victims for one in result.culprits), default=result.counts["deviates"])
     found = [dataclasses.replace(one, victims=most) for one in found]
     culprits = [_half_reduced(_swapped(_scaled(one, sides[1]), sides), sides[1]) for one in [*before, *found]]
@@ -132,13 +138,15 @@ def finding_of(apart: Sequence[Apart], run: Joined) -> Finding:
     where = scope or op
     worst = max((one.apart for one in apart if one.apart == one.apart), default=math.nan)
     if first.kind == "replicas":
-        names = [name for one in apart if (name := _gradient(one)) is not None]
+        names = list(dict.fromkeys(name for one in apart if (name := _gradient(one, run)) is not None))
         if names:
             cause = said.gradients(names, first.ranks, worst)
         else:
             cause = said.not_equal([one.slot for one in apart], where, first.ranks, run.geometry.size(first.axis), worst)
     elif first.kind == "unknown":
         cause = said.fits_nothing(first.slot, where, first.ranks)
+    elif first.kind == "places":
+        cause = said.same_places(first.slot, where, first.ranks)
     elif first.kind == "masks":
         cause = said.same_masks(where, first.ranks)
     else:
@@ -154,17 +162,30 @@ def finding_of(apart: Sequence[Apart], run: Joined) -> Finding:
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
-def _gradient(one: Apart) -> str | None:
+def _gradient(one: Apart, run: Joined) -> str | None:
     """Name the weight whose gradient an optimizer reads, None of another slot; where its name is not known, the call that
     made it."""
     if one.key[0] != "optimizer" or not one.slot.startswith("input."):
         return None
     if one.slot.endswith(".grad"):
         return one.slot.removeprefix("input.").removesuffix(".grad")
+    weight = run.step(one.step).updated.get(one.key)
+    if weight is not None and (one.made is None or one.made[0][0] != "optimizer"):
+        return weight
     if one.made is None or one.made[0][0] != "backward":
         return None
     (_, _, scope, op, _), slot = one.made
     return f"{scope or op} ({slot.removeprefix('grad_')})"
+
+
+def _of_unreduced(finding: Finding, run: Joined) -> bool:
+    """Tell whether a culprit made what ranks are wrong about where it is read: a gradient that was not reduced, of which one rank
+    has no whole; or places."""
+    some = [one for one in run.apart if one.step == finding.step]
+    if finding.phase == "backward":
+        made = [one.made[0] for one in some if one.kind == "replicas" and one.made is not None]
+        return any((key[0], key[2]) == (finding.phase, finding.scope) for key in made)
+    return "arange" in finding.op and any(one.kind == "places" for one in some)
 
 
 def _place(finding: Finding) -> tuple[int, int]:
@@ -221,6 +242,32 @@ def _of_factor(wrong: Off, step: int, run: Joined) -> Finding:
     return dataclasses.replace(finding_of([one], run), cause=said.gradients_off(wrong.weights, wrong.ratio, "".join(found[:1])))
 
 
+def _not_passed_on(step: int, sides: tuple[Joined, Joined]) -> Finding | None:
+    """Return the first gradient in the backward that is a term of a sum over ranks that cut the model, where a later one is neither
+    such a term nor the whole: a module should have added them up, and the gradient of a residual, which is whole, was added."""
+    run, first = sides[1].step(step), None
+    for (key, slot), ways in run.ways.items():
+        if key[:2] != ("backward", "module") or not slot.startswith("grad_"):
+            continue
+        axis = next((a for a, way in ways.items() if way.kind == "partial" and a not in sides[1].data), None)
+        whole, piece = sides[0].step(step).slots.get((key, slot)), run.slots.get((key, slot))
+        if axis is None or whole is None or piece is None:
+            first = first if axis is not None else None
+            continue
+        apart = distance(piece, whole)
+        if apart < CLOSE and first is None and slot.startswith("grad_input."):
+            first = key, slot, axis
+        elif apart >= HALF_REDUCED and first is not None:
+            made, its, along = first
+            seq = next(row["seq"] for row in run.records.select(["seq", "phase", "level", "scope", "op"]).to_pylist()
+                       if (row["phase"], row["level"], row["scope"], row["op"]) == made[:4])  # fmt: skip
+            one = Apart("factor", made, its, step, seq, along, tuple(sides[1].geometry.coordinates), apart)
+            size = sides[1].geometry.size(along)
+            cause = said.not_passed_on(its, made[2] or made[3], key[2] or key[3], size)
+            return dataclasses.replace(finding_of([one], sides[1]), cause=cause)
+    return None
+
+
 def _is_multiple(ratio: float, size: int) -> bool:
     return any(abs(ratio - whole) < EXACT * whole for whole in (size, 1 / size))
 
@@ -236,11 +283,18 @@ def _swapped(finding: Finding, sides: tuple[Joined, Joined]) -> Finding:
         return finding
     key = finding.phase, finding.level, finding.scope, finding.op, finding.ordinal
     order = sides[1].order(finding.step, (key, first), sides[0])
-    return finding if order is None else dataclasses.replace(finding, cause=said.other_order(first, finding.scope, order))
+    if order is None:
+        return finding
+    told = said.other_order if len(set(order)) == len(order) else said.held_twice
+    return dataclasses.replace(finding, cause=told(first, finding.scope, order))
 
 
 def _half_reduced(finding: Finding, run: Joined) -> Finding:
     """Say of a gradient that ranks hold terms of, and that is wrong as their sum, that some of it was reduced and some not."""
+    if finding.kind not in ("operator", "region") or (finding.cause and finding.kind == "operator"):
+        return finding
+    if (told := _bias_of_terms(finding, run) or _unsummed(finding, run)) is not None:
+        return dataclasses.replace(finding, cause=told)
     if finding.cause or finding.kind != "operator" or finding.phase != "backward":
         return finding
     key = finding.phase, finding.level, finding.scope, finding.op, finding.ordinal
@@ -252,6 +306,38 @@ def _half_reduced(finding: Finding, run: Joined) -> Finding:
                 told = said.half_reduced(slot.slot, finding.scope or finding.op, run.geometry.size(axis))
                 return dataclasses.replace(finding, cause=told)
     return finding
+
+
+def _bias_of_terms(finding: Finding, run: Joined) -> str | None:
+    """Say of a call in the forward that inside it a bias is added to terms of a sum, where one is."""
+    if finding.phase != "forward":
+        return None
+    held = run.step(finding.step)
+    for (key, name), ways in held.ways.items():
+        if key[:3] == ("forward", "api", finding.scope) and name == "input.2" and key[3].rpartition(".")[2] in BIASED:
+            for axis in run.geometry.axes:
+                terms = held.ways.get((key, "output.0"), {}).get(axis)
+                if terms is None and any((one.key, one.slot, one.axis) == (key, "output.0", axis) for one in run.apart):
+                    terms = Way("partial")
+                if axis not in run.data and ways.get(axis) == REPLICATED and terms is not None and terms.kind == "partial":
+                    return said.biases(finding.scope, run.geometry.size(axis))
+    return None
+
+
+def _unsummed(finding: Finding, run: Joined) -> str | None:
+    """Say of a call in the backward that it is given terms of a sum, and makes pieces, or a whole, of none."""
+    if finding.phase != "backward":
+        return None
+    held = run.step(finding.step)
+    wrong = any(slot.slot.startswith("grad_input.") and slot.relative_l2 >= HALF_REDUCED for slot in finding.slots)
+    wrong = wrong or (finding.kind == "region" and finding.error_out >= HALF_REDUCED)
+    for (key, name), ways in held.ways.items():
+        if key[0] == "backward" and key[2] == finding.scope and key[3] in finding.op and name.startswith("grad_output."):
+            for axis, way in ways.items():
+                made = held.ways.get((key, name.replace("output", "input", 1)), {}).get(axis)
+                if way.kind == "partial" and wrong and (made is None or made.kind != "partial"):
+                    return said.unsummed(key[3], finding.scope or key[3], run.geometry.size(axis))
+    return None
 
 
 def not_told(captures: tuple[Capture, Capture], why: str, criterion: Criterion, further: Sequence[str] = ()) -> Result:

@@ -97,11 +97,46 @@ def same_masks(where: str, ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} drew the same mask in {where}, on different data: their generators were seeded alike"
 
 
+def same_places(slot: str, where: str, ranks: Sequence[int]) -> str:
+    """Say that ranks count places of their own pieces as if each were the whole sequence."""
+    return (
+        f"{one_line(slot)} of {one_line(where)} counts from 0 on {ranks_text(ranks)} alike, and each holds another piece of the "
+        "sequence: their places are not those of the whole"
+    )
+
+
 def other_order(slot: str, where: str, order: Sequence[int]) -> str:
     """Say that shards lie in another order than in the other run."""
     shown = ", ".join(map(str, order))
     return (
         f"{one_line(slot)} of {where} is cut as in the baseline, and its pieces are swapped: rank by rank they are pieces {shown}"
+    )
+
+
+def held_twice(slot: str, where: str, order: Sequence[int]) -> str:
+    """Say that ranks hold the same shard, which each should hold its own of."""
+    shown = ", ".join(map(str, order))
+    return f"{one_line(slot)} of {where} is cut as in the baseline, and a piece is held twice: rank by rank they are pieces {shown}"
+
+
+def biases(where: str, size: int) -> str:
+    """Say that a bias is added to each term of a sum."""
+    return f"the bias of {one_line(where)} is added on each of {size} ranks before their sum is taken: it counts {size} times"
+
+
+def unsummed(op: str, where: str, size: int) -> str:
+    """Say that a call is given terms of a sum of gradients, and gives on a term as if it were the sum."""
+    return (
+        f"{one_line(op)} of {one_line(where)} is given a term of a sum on each of {size} ranks, and what it makes is no piece of "
+        "the sum: a reduction is missing in the backward"
+    )
+
+
+def not_passed_on(slot: str, where: str, given: str, size: int) -> str:
+    """Say that a gradient that is a term of a sum becomes part of one that is the whole."""
+    return (
+        f"{one_line(slot)} of {one_line(where)} is a term of a sum on {size} ranks, and {one_line(given)} is given a gradient that "
+        f"is neither such a term nor the whole: a reduction is missing in the backward of {one_line(where)}"
     )
 
 
