@@ -44,7 +44,7 @@ METAVARS = {
     "--output": {"DIR", "FILE"}, "--json": {"FILE"}, "--html": {"FILE"}, "--map": {"FILE"}, "--patch": {"FILE"},
     "--policy": {"FILE"}, "--limit": {"N"}, "--jobs": {"N"}, "--level": {"LEVEL"}, "--phase": {"PHASE"}, "--rank": {"N"},
     "--step": {"N", "REGEX"}, "--steps": {"STEPS", "N"}, "--timeout": {"SECONDS"}, "--against": {"BASE", "DEVICE"},
-    "--check": {"COMMAND", "FILE"}, "--baseline": {"CAPTURE", "BASE", "TRACE"}, "--device": {"DEVICE"},
+    "--check": {"COMMAND", "FILE"}, "--baseline": {"CAPTURE", "TRACE"}, "--device": {"DEVICE"},
     "--ranks": {"RANKS"}, "--to": {"FRAMEWORK", "npu|portable", "TRACKER"},
 }  # fmt: skip
 """What an option of several commands takes; another word is another thing."""

@@ -67,7 +67,7 @@ def test_sets_of_intervals_are_those_of_their_moments(first: list[tuple[int, int
          "framework", "many small operators"),
         ([("cpu_op", "dynamo", 0, 6000), ("cpu_op", "aten::mm", 100, 20), ("kernel", "gemm", 7000, 500, 7)], "compile", "compiled after the first step"),
         ([("kernel", "gemm", 0, 4000, 7), ("kernel", "ncclDevKernel_AllReduce", 3000, 6000, 8)], "communication", "nothing else overlaps"),
-        ([("kernel", "svd_kernel", 0, 9000, 7)], "operator", "One operator takes 90% of a step: svd_kernel."),
+        ([("kernel", "svd_kernel", 0, 9000, 7)], "operator", "One operator takes 90 % of a step: svd_kernel."),
         ([("kernel", "Memcpy HtoD (Pageable -> Device)", 0, 7000, 7), ("kernel", "gemm", 7000, 3000, 7)], "copy and format", "Memcpy HtoD"),
         ([("cpu_op", "aten::linalg_svd", 0, 9000)], "operator", "aten::linalg_svd"),
         ([("cpu_op", "aten::reshape", 0, 9000), ("cpu_op", "aten::clone", 10, 8900)], "copy and format", "aten::clone"),
@@ -116,7 +116,7 @@ def test_two_traces_say_what_became_slower(tmp_path: Path, capsys: pytest.Captur
     assert main(["profile", str(slow), "--baseline", str(fast), "--html", str(tmp_path / "c.html")]) == 1
     page = (tmp_path / "c.html").read_text("utf-8")
     assert f"<h1>{found.sentence}</h1>" in page
-    assert '<td class="text">TransData</td><td>0.000</td><td>3.000</td><td>+3.000</td>' in page
+    assert '<td class="text">TransData</td><td data-label="before">0.000</td><td data-label="now">3.000</td><td data-label="change">+3.000</td>' in page
     assert [name for name in ("before, ", "now, ") if f"<h3>{name}" in page] == ["before, ", "now, "]
     assert main(["profile", str(fast), "--baseline", str(slow)]) == 0
     assert compare(profile(fast), profile(trace(tmp_path / "s.json", ("kernel", "gemm", 0, 3000, 7)))).exit_code == 2

@@ -61,7 +61,7 @@ def report(
     path: Annotated[Path, typer.Argument(metavar="MONITORED", help="What `trueup monitor` wrote.")],
     trend: Annotated[bool, typer.Option("--trend", help=TREND)] = False,
     series: Annotated[Words, typer.Option(metavar="GLOB", help="Only these series: gradient_norm/*; repeated.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the page goes.")] = Path("trend"),
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Saves the page; --trend alone: in trend.")] = None,
     json: shared.Json = None,
 ) -> int:
     """Say which alerts a monitored run had, and draw its series.
@@ -75,8 +75,8 @@ def report(
     found = found_in(path, tuple(series or ()))
     console = Terminal()
     render(found, console)
-    if trend:
-        print_saved(save(found, output), console)
+    if trend or output is not None:
+        print_saved(save(found, output or Path("trend")), console)
     shared.save_as_json(lambda: document(found), json, console)
     return found.exit_code
 

@@ -212,7 +212,7 @@ def assess(
     with loading():
         from trueup.doors.report.assess import render, save
         from trueup.doors.report.saving import write_patch
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.terminal import Terminal, print_saved, print_written
         from trueup.migration.assess import assess as run
         from trueup.migration.assess import assess_capture
 
@@ -226,6 +226,6 @@ def assess(
         written = write_patch(found.patch, patch)
         print_written(written, console, "patch" if found.patch else "empty patch")
     if output is not None:
-        print_written(save(found, output), console, "report")
+        print_saved(save(found, output), console)
     save_as_json(found.document, json, console)
     return found.exit_code

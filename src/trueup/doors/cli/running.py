@@ -348,7 +348,7 @@ def heal(
         File, typer.Option("--output", "-o", metavar="DIR", help="For policy.toml and runs; else CAPTURE-healed.")
     ] = None,
     policy: Annotated[File, typer.Option(metavar="FILE", help="Verify this policy; with --baseline by its losses.")] = None,
-    baseline: Annotated[File, typer.Option(metavar="BASE", help="Heal what differs from this run: set causes back.")] = None,
+    baseline: Annotated[File, typer.Option(metavar="CAPTURE", help="Heal what differs from this run: set causes back.")] = None,
     undone: Annotated[File, typer.Option(metavar="RUN", help="With --baseline: a run with the cause set back by hand.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 6,
     json: shared.Json = None,

@@ -1,9 +1,9 @@
 """Where a step's time goes, on a terminal: a sentence, the classes with their shares, and what to do about the first.
 
-    62% of a step is host: the step waits for its data; most in enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__.
+    62 % of a step is host: the step waits for its data; most in enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__.
 
     class  share  most in                     calls  line
-    host     62%  enumerate(DataLoader)#_...      5  train.py:31
+    host    62 %  enumerate(DataLoader)#_...      5  train.py:31
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def render_profile(found: Profile, limit: int, console: Console) -> None:
     for kind, share in found.shares.items():
         for place, part in enumerate(one for one in found.of(kind)[:LISTED] if found.share(one) >= SHOWN):
             rows.append((
-                *((kind, f"{share:.1%}") if not place else ("", "")), shorten(clean(part.name), 60), f"{found.share(part):.1%}",
+                *((kind, _share(share)) if not place else ("", "")), shorten(clean(part.name), 60), _share(found.share(part)),
                 f"{part.calls:,}", ", ".join(map(clean, part.lines)),
             ))  # fmt: skip
     listing(console, ("class", "share", "most in", "share", "calls", "lines"), rows, limit)
@@ -91,3 +91,7 @@ def profile_page(found: Profile, compared: Compared | None = None) -> str:
         shown={bar.kind for _, lanes, _ in sides for lane in lanes for bar in lane.bars},
         remarks=[*found.compiled, *found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable else [])],
     )  # fmt: skip
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"

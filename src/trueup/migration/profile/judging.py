@@ -288,7 +288,7 @@ def _usual(name: str) -> bool:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}"
+    return f"{100 * share:.0f} %"
 
 
 def _named(part: Part) -> str:

@@ -159,7 +159,7 @@
     const [pen, width] = sized(line, 220), columns = map.steps.length;
     pen.clearRect(0, 0, width, 220);
     if (chosen === null) return;
-    place("line-title").textContent = `${map.kind}, ${name(chosen)}`;
+    place("line-title").textContent = name(chosen) === map.kind ? map.kind : `${map.kind}, ${name(chosen)}`;
     let least = Infinity, most = -Infinity;
     for (let k = from; k < to; k++) for (const held of [map.lows, map.highs]) {
       const value = scaled(held[chosen * columns + k]);
