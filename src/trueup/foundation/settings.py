@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from trueup.foundation import toml
-from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, TIED, TRAINED, path
+from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, LIES, TIED, TRAINED, path
 
 Group = Literal["optimizer", "scaler", "module", "data", "seed", "random", "parallel", "argument", "switch", "version", "code"]
 Severity = Literal["changes", "may", "cannot"]
@@ -47,7 +47,7 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
     and values differ anyway. Schedules are compared up to ``last``, the last step that both runs made."""
     if baseline.get("framework") != candidate.get("framework"):
         return []
-    modules = list(_modules(baseline, candidate))
+    modules = [one for one in _modules(baseline, candidate) if not _unsaid(one)]
     found = [*_optimizers(baseline, candidate, last), *_scalers(baseline, candidate), *modules, *_data(baseline, candidate)]
     if any(one.name.endswith(OF_PARAMETERS) for one in modules):  # then an optimizer holds other parameters for that reason
         found = [one for one in found if (one.group, one.name) != ("optimizer", "parameters")]
@@ -71,6 +71,11 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
     if forms[0] != forms[1]:
         found = [one for one in found if not _later(one)]
     return sorted(found, key=lambda s: (SEVERITIES.index(s.severity), GROUPS.index(s.group)))
+
+
+def _unsaid(setting: Setting) -> bool:
+    """Tell whether one run alone says how a weight lies: a capture of an earlier version says it of none."""
+    return setting.name.endswith(LIES) and ABSENT in (setting.baseline, setting.candidate)
 
 
 def _later(setting: Setting) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Piece, Way, put_together
+from trueup.comparison.layout.stated import weight_of
 from trueup.foundation.facts.slots import is_weight
 
 Ways = dict[str, Way]
@@ -67,6 +68,9 @@ class Told:
     shapes: dict[tuple[Key, str], tuple[int, ...]] = field(default_factory=dict)  # of one rank's
     apart: list[Apart] = field(default_factory=list)
     flat: frozenset[str] = frozenset()  # slots of optimizers that are flat pieces of weights
+    stated: Mapping[str, Way] = field(default_factory=dict)  # by weight: how it says itself that it lies, along ``model``
+    model: str = ""  # the axis that alone cuts the model
+    updated: Mapping[Key, str] = field(default_factory=dict)  # by call of an optimizer: the weight that it updates
     sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis that cuts sequences: length of a piece, its way
     divided: set[str] = field(default_factory=set)  # axes of which each loss was divided by their number before the backward
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
@@ -111,6 +115,12 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if declared is not None:
         return declared
     whole = told.other.get((slot.key, slot.name))
+    if axis == told.model and slot.fixed and (stated := told.stated.get(weight_of(slot.key, slot.name, told.updated))) is not None:
+        if stated.kind == "replicated":
+            return _odd(axis, groups, slot, held, told) if varies else REPLICATED
+        if len(held[groups[0][0]].shape) > stated.dim:
+            told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = stated
+            return stated
     piece, size = held[groups[0][0]], len(groups[0])
     if whole is not None and axis not in told.data:
         whole = _of_one_batch(whole, piece, told)

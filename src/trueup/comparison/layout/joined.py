@@ -23,7 +23,7 @@ from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates,
 from trueup.comparison.normalise.translated import Translated
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping as Map
-from trueup.foundation.frameworks.trees import TIED
+from trueup.foundation.frameworks.trees import LIES, TIED
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import list_of
 from trueup.foundation.store import Capture
@@ -182,7 +182,7 @@ def _settings(manifest: Mapping[str, Any], renames: Renames) -> dict[str, Any] |
     if not isinstance(settings, dict) or not isinstance(settings.get("modules"), dict):
         return None
     modules = {
-        str(name): {**held, "class": class_of(str(held.get("class", "")))} if isinstance(held, dict) else held
+        str(name): {**_of_whole(held), "class": class_of(str(held.get("class", "")))} if isinstance(held, dict) else held
         for name, held in settings["modules"].items()
     }
     optimizers = settings.get("optimizers")
@@ -196,6 +196,11 @@ def _settings(manifest: Mapping[str, Any], renames: Renames) -> dict[str, Any] |
         if isinstance(optimizers, list):
             optimizers = [_unprefixed(one, lambda name: renamed(name, renames)) for one in optimizers]
     return {**settings, "optimizers": optimizers, "modules": modules}
+
+
+def _of_whole(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a module's settings without where its weights lie."""
+    return {name: value for name, value in held.items() if not name.endswith(LIES)}
 
 
 def _renamed(held: Any, prefix: str) -> Any:

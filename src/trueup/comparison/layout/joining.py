@@ -18,6 +18,7 @@ from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_alon
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
+from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, updated_in
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
@@ -117,7 +118,12 @@ class _Joining:
         self._updated: dict[Key, str] = {}
         for worker in self._workers[:: standing.passes]:
             self._updated |= updated_in(self._calls[worker], standing.weights.get(worker // standing.passes), order)
+        axes = [axis for axis in standing.ranks.axes if axis not in standing.data and axis not in standing.stages]
+        if len(axes) == 1:
+            told.stated, told.model, told.updated = stated_in(manifest), axes[0], self._updated
         self._sizes = order_of(manifest, sizes)
+        if (flat := flat_order(capture.ranks)) and set(flat) == set(self._sizes):
+            self._sizes = {name: self._sizes[name] for name in flat}
         self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}

@@ -10,7 +10,7 @@ from trueup.foundation.frameworks.tables import Layer, layers_by_class, layers_b
 
 Shape = tuple[int, ...]
 PLAIN = (bool, int, float, str, type(None))  # types of plain attributes
-TIED, TRAINED, DTYPE = ".tied_to", ".requires_grad", ".dtype"  # ends of names of what a module says of a parameter
+TIED, TRAINED, DTYPE, LIES = ".tied_to", ".requires_grad", ".dtype", ".lies"  # ends of names of what a module says of a parameter
 AUTOCAST = "autocast"  # to which dtype what a model computes is cast
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Attributes under which wrappers of PyTorch (DataParallel, DDP, torch.compile, FSDP, checkpoint_wrapper) hold a module."""

@@ -18,12 +18,13 @@ from typing import Any
 
 import xxhash
 
-from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, TIED, TRAINED, OptimizerFacts, path
+from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, LIES, TIED, TRAINED, OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
 from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.live_objects import plain
+from trueup.recording.engine.placements import placement
 from trueup.recording.engine.replacing import Around
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -202,6 +203,8 @@ def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, An
         for name, parameter, trained in parameters:
             held[f"{name}{DTYPE}"] = str(parameter.dtype).rpartition(".")[2]
             held[f"{name}{ADDRESS}"] = id(parameter)
+            if said := placement(parameter):
+                held[f"{name}{LIES}"] = said
             if not trained:
                 held[f"{name}{TRAINED}"] = False
             first = seen.setdefault(id(parameter), path(scope, name))
