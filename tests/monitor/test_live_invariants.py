@@ -84,13 +84,13 @@ def test_what_holds_at_times_is_learned_with_its_condition(tmp_path: Path) -> No
     assert any(one.said.endswith('"training": true} in steps 3n + 1 and 3n + 2') for one in broken.violations)
 
 
-def write(path: Path, ranks: range, parted: bool = False) -> Path:
-    """Record five steps of weights that ranks 0 and 2 share, and 1 and 3."""
+def write(path: Path, ranks: range, steps: int = 5, parted: bool = False) -> Path:
+    """Record steps of weights that ranks 0 and 2 share, and 1 and 3."""
     for rank in ranks:
         claim(path, rank, "run")
     for rank in ranks:
         writer = Writer(path, rank, {"run": "run", "levels": ["module"], "detail": "digest"}, {"world_size": 4})
-        for step in range(5):
+        for step in range(steps):
             writer.write_records(step, {
                 "seq": [1], "phase": ["forward"], "level": ["module"], "scope": ["head"], "op": ["Linear"], "ordinal": [0],
                 "slot": ["param.weight"], "digest": [f"{16 * step + rank % 2 + 4 * (parted and rank == 2 and step == 2):016x}"],
@@ -116,7 +116,7 @@ def test_ranks_of_a_group_are_equal(tmp_path: Path) -> None:
     live = {rank: Live(Invariants((equal,)), tmp_path / "m", rank, 4) for rank in (0, 2)}
     for first in (100, 200, 300):
         for rank, one in live.items():
-            write(one.folder(first), range(rank, rank + 1), parted=first == 100)
+            write(one.folder(first), range(rank, rank + 1), 3, parted=first == 100)
             said += [(first, violation.said) for violation in one.judge(first)]
     assert said == [(200, f"step 102, {PARTED}")]
     assert sorted(one.name for one in (tmp_path / "m/invariants/rank-00002").iterdir()) == ["step-000200", "step-000300"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -98,6 +99,66 @@ def test_attention_is_that_of_its_definition(tmp_path: Path) -> None:
     assert read.column(0, "attention_largest_logit/block")[0] == pytest.approx(float(logits.max()), rel=1e-5)
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1).mean()
     assert read.column(0, "attention_entropy/block")[0] == pytest.approx(float(entropy), rel=1e-5)
+
+
+def test_what_is_taken_on_request(tmp_path: Path) -> None:
+    also = ("moments", "spectrum", "output-gradients", "collectives", "modules")
+    plain = train(None, 3)
+    run = train(tmp_path / "m", 3, also=also, every=2)
+    assert run["monitor"].failure is None
+    assert plain["losses"] == run["losses"]
+    assert torch.equal(plain["random"], run["random"])
+    assert all(torch.equal(a, b) for a, b in zip(plain["weights"], run["weights"], strict=True))
+    read = SeriesReader(tmp_path / "m")
+    last = {name: read.column(0, name)[-1] for name in read.names(0)}
+    assert all(kind_of(name) is not OTHER for name in last)
+    weight = run["model"].block.qkv.weight.detach()
+    singular = torch.linalg.svdvals(weight)
+    assert last["spectral_norm/block.qkv.weight"] == pytest.approx(float(singular[0]), rel=0.02)
+    assert last["stable_rank/block.qkv.weight"] == pytest.approx(float((singular**2).sum() / singular[0] ** 2), rel=0.04)
+    rows = torch.nn.functional.normalize(run["model"].block.router.weight.detach(), dim=1)
+    alike = (rows @ rows.T)[~torch.eye(4, dtype=torch.bool)].mean()
+    assert last["router_similarity/block.router.weight"] == pytest.approx(float(alike), abs=1e-5)
+    assert 0 < last["router_token_entropy/block.router"] <= 1
+    assert 0.2 <= last["attention_largest_weight/block"] <= 1
+    modules = json.loads((tmp_path / "m/rank-00000/modules.json").read_text())
+    assert modules["block.qkv"]["class"] == "Linear"
+    assert modules["block.qkv"]["output"] == [2, 5, 3 * SIZE]
+    assert modules["block.qkv"]["called by"][0].endswith(" forward")
+    assert "training.py:" in modules["block.qkv"]["called by"][0]
+    assert "output_gradient_rms/block.norm" in last
+
+
+def test_moments_output_gradients_and_collectives_are_those_of_their_definitions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 3)), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        monitor = trueup.monitor(
+            model, optimizer, tmp_path / "m", every=1, alerts=False, also=("moments", "output-gradients", "collectives")
+        )
+        out = model(torch.randn(5, 4))
+        out.register_hook(seen.append)
+        out.square().sum().backward()
+        sent = [torch.ones(3), torch.full((4,), 2.0)]
+        for one in sent:
+            torch.distributed.all_reduce(one)
+        optimizer.step()
+        monitor.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    read = SeriesReader(tmp_path / "m")
+    last = {name: read.column(0, name)[-1] for name in read.names(0)}
+    held, (gradient,) = out.detach().double(), seen
+    rest = held - held.mean()
+    assert last["activation_mean/0"] == pytest.approx(float(held.mean()), abs=1e-6)
+    assert last["activation_kurtosis/0"] == pytest.approx(float((rest**4).mean() / (rest**2).mean() ** 2), rel=1e-5)
+    assert last["activation_not_finite/0"] == 0
+    assert last["output_gradient_rms/0"] == pytest.approx(float(gradient.norm() / math.sqrt(15)), rel=1e-5)
+    assert (last["collective_calls/all_reduce"], last["collective_elements/all_reduce"]) == (2, 7)
+    assert last["collective_norm/all_reduce"] == pytest.approx(math.sqrt(3 + 16))
+    assert not hasattr(torch.distributed.all_reduce, "func")  # the original is back
 
 
 def test_a_skipped_step_is_a_step(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def watch(
 def monitor(
     model: Any = None, optimizer: Any = None, directory: str | Path = "trueup-monitor", *, every: int = 10, digests: int = 100,
     ranks: NumberSet = None, alerts: bool = True, on_alert: str | Sequence[str] = "message", command: str | None = None,
-    invariants: str | Path | None = None, check: int = 300, step: int | None = None,
+    invariants: str | Path | None = None, check: int = 300, also: str | Sequence[str] = (), step: int | None = None,
 ) -> Monitor:  # fmt: skip
     """Take a training's numbers all the time, and say when one leaves its own past.
 
@@ -186,6 +186,7 @@ def monitor(
         command: run with each alert as JSON on its standard input; no shell.
         invariants: file of `trueup invariants` on a healthy run; what breaks one of its relations is an alert.
         check: steps between two checks of the invariants; a check records three steps by digests.
+        also: one or more of ``moments``, ``spectrum``, ``output-gradients``, ``collectives`` and ``modules`` (docs/monitor.md).
         step: number of the first step; None: 0, or where an earlier monitor's series end, as the optimizer's state says.
 
     Raises:
@@ -194,7 +195,7 @@ def monitor(
     """
     from trueup.analysis.monitor.session import Monitor, MonitorOptions, root_manifest
 
-    options = MonitorOptions.of(every, digests, ranks, alerts, on_alert, command, invariants, check)
+    options = MonitorOptions.of(every, digests, ranks, alerts, on_alert, command, invariants, check, also)
     framework = _framework(model, "monitor", "monitor", "monitor")
     models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]

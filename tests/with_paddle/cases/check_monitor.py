@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
 
+ALSO = ("moments", "spectrum", "output-gradients", "modules")
+
 
 def train(directory: Path | None, steps: int = 4) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     paddle.seed(3)
     training = transformer()
     monitor = None
     if directory is not None:
-        monitor = trueup.monitor(training.model, training.optimizer, directory, every=2, alerts=False)
+        monitor = trueup.monitor(training.model, training.optimizer, directory, every=2, alerts=False, also=ALSO)
     losses = [float(training.step(k)) for k in range(steps)]
     if monitor is not None:
         monitor.close()
@@ -49,6 +52,9 @@ def test_the_training_is_bitwise_the_same_and_its_loss_is_told(tmp_path: Path) -
     assert {f"attention_largest_logit/{scope}", f"attention_entropy/{scope}", f"activation_rms/{scope}.q_proj"} <= names
     assert {f"{kind}/head" for kind in ("update_ratio", "variance_norm", "gradient_momentum_cosine")} <= names
     assert np.isnan(read.column(0, "update_ratio/head")).tolist() == [False, True] * 2
+    assert {f"{kind}/{scope}.q_proj" for kind in ("activation_kurtosis", "output_gradient_rms")} <= names
+    assert f"attention_largest_weight/{scope}" in names
+    assert json.loads((tmp_path / "m/rank-00000/modules.json").read_text())["head"]["class"] == "Linear"
 
 
 def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
@@ -56,11 +62,13 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     layer = paddle.nn.Linear(4, 3, bias_attr=False)
     model = paddle.nn.Sequential(layer, paddle.nn.ReLU(), paddle.nn.Sigmoid())
     optimizer = paddle.optimizer.Momentum(0.1, 0.9, parameters=model.parameters())
-    with trueup.monitor(model, None, tmp_path / "m", every=1, alerts=False):
+    seen: list[Any] = []
+    with trueup.monitor(model, None, tmp_path / "m", every=1, alerts=False, also=ALSO):
         for step in range(3):
             before = layer.weight.numpy()
             out = model(paddle.randn([5, 4]) * (9.0 if step == 2 else 1.0))
             loss = out.sum()
+            out.register_hook(seen.append)
             loss.backward()
             gradient, held = layer.weight.grad.numpy(), [v.numpy() for v in optimizer._accumulators.get("velocity", {}).values()]
             optimizer.step()
@@ -78,6 +86,11 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     assert last["gradient_momentum_cosine/0"] == pytest.approx(cosine, abs=1e-5)
     assert last["activation_saturated/2"] == pytest.approx(float((out.numpy() > 0.99).mean()))
     assert last["activation_rms/2"] == pytest.approx(norm(out.numpy()) / np.sqrt(15), rel=1e-5)
+    assert last["activation_mean/2"] == pytest.approx(float(out.numpy().mean()), rel=1e-5)
+    assert last["output_gradient_rms/2"] == pytest.approx(norm(seen[-1].numpy()) / np.sqrt(15), rel=1e-5)
+    singular = np.linalg.svd(weight, compute_uv=False)
+    assert last["spectral_norm/0.weight"] == pytest.approx(singular[0], rel=0.02)
+    assert last["stable_rank/0.weight"] == pytest.approx((singular**2).sum() / singular[0] ** 2, rel=0.04)
 
 
 SCRIPT = """

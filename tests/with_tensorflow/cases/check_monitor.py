@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def fit(directory: Path | None) -> tuple[list[float], list[np.ndarray[Any, Any]]
     made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = np.random.default_rng(0).integers(0, WORDS, (8, 8)).astype("int32")
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False)
+    also = ("moments", "modules")
+    monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False, also=also)
     made.fit(x, x, batch_size=2, verbose=0, shuffle=False, callbacks=[told])
     if monitor is not None:
         made.predict(x, verbose=0)  # no step
@@ -60,6 +62,8 @@ def test_the_training_is_bitwise_the_same(tmp_path: Path) -> None:
     assert read.column(0, "tokens").tolist() == [16] * 4
     names = set(read.names(0))
     assert all(kind_of(name) is not OTHER for name in names)
+    assert {"attention_largest_weight/attn", "router_token_entropy/router", "activation_kurtosis/head"} <= names
+    assert json.loads((tmp_path / "m/rank-00000/modules.json").read_text())["head"]["class"] == "linear"
     assert {"attention_entropy/attn", "attention_largest_logit/attn", "router_load/router", "activation_saturated/act"} <= names
     assert {f"{kind}/head" for kind in ("update_ratio", "variance_norm", "gradient_momentum_cosine")} <= names
     assert np.isnan(read.column(0, "update_ratio/head")).tolist() == [False, True] * 2
@@ -85,7 +89,9 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
             return out, gradients[0]
 
         run = tf.function(step) if function else step
-        with contextlib.nullcontext() if directory is None else trueup.monitor(whole, None, directory, every=1, alerts=False):
+        with contextlib.nullcontext() if directory is None else trueup.monitor(
+            whole, None, directory, every=1, alerts=False, also=("moments", "spectrum")
+        ):
             for k in range(3):
                 before, held = layer.kernel.numpy(), optimizer.momentums[0].numpy()
                 out, gradient = run(tf.random.stateless_normal([5, 4], (k, 1)))
@@ -108,6 +114,10 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
     assert last["momentum_norm/first"] == pytest.approx(norm(momentum), rel=1e-5)
     assert last["gradient_momentum_cosine/first"] == pytest.approx((gradient * held).sum() / norm(gradient) / norm(held), abs=1e-5)
     assert last["activation_zeros/act"] == pytest.approx((out == 0).mean())
+    singular = np.linalg.svd(weight, compute_uv=False)
+    assert last["spectral_norm/first.kernel"] == pytest.approx(singular[0], rel=0.02)
+    assert last["stable_rank/first.kernel"] == pytest.approx((singular**2).sum() / singular[0] ** 2, rel=0.04)
+    assert last["activation_mean/act"] == pytest.approx(out.mean(), rel=1e-5)
     assert last["activation_rms/act"] == pytest.approx(norm(out) / np.sqrt(15), rel=1e-5)
 
 

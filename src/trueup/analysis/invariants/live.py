@@ -1,13 +1,15 @@
 """Invariants that are checked while a run goes: some steps in a row are recorded by digests, read, and thrown away.
 
-A window is three steps: the first is not whole, for it begins where the model runs, and is left out; the two others are judged as
-the steps of a capture are. The first window begins one step after the monitor does, for optimizers make their state in the first.
+A window is three steps: the first is not whole, for it begins where the model runs, and is left out (of a TensorFlow function it is
+not there at all); the two others are judged as the steps of a capture are. A window that the run's end cuts short is not judged.
+The first window begins one step after the monitor does, for optimizers make their state in the first.
 What ranks hold beside each other is judged one window later, when all of them have written theirs; nothing is waited for.
 """
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from trueup.analysis.invariants.learning import Violation, broken
@@ -69,8 +71,11 @@ class Live:
 
     def _read(self, rank: int, first: int) -> list[Step]:
         capture = open_capture(self._own(rank) / f"step-{first:06d}")
-        steps = (read_step(capture, rank, n, first) for n in capture.steps[1:WINDOW])
-        return [one for one in steps if one is not None]
+        some = len(capture.steps) < WINDOW  # the function that ran as the window began was not recorded, only what followed it
+        there = capture.steps[not some : WINDOW]
+        shift = first + WINDOW - 1 - max(there, default=0)
+        steps = [one for number in there if (one := read_step(capture, rank, number, shift)) is not None]
+        return [replace(one, whole=False) if some and one is steps[0] else one for one in steps]
 
     def close(self) -> None:
         """Remove what is left."""

@@ -138,7 +138,8 @@ def in_step(now: Step) -> Iterator[Example]:
     for key, digest in now.digests.items():
         if key[1] == "optimizer" and key[5].startswith("input."):
             yield Example("same", key, tuple(now.sources.get(digest, ())), now)
-    yield Example("calls", None, now.calls, now)
+    if now.whole:
+        yield Example("calls", None, now.calls, now)
 
 
 def between(before: Step, now: Step) -> Iterator[Example]:

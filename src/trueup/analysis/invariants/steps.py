@@ -32,6 +32,7 @@ class Step:
     arguments: Mapping[Key, str] = field(repr=False)
     calls: tuple[Called, ...] = field(repr=False)
     tensors: Mapping[Key, tuple[str, tuple[int, ...]]] = field(repr=False)  # dtype and shape
+    whole: bool = True  # False: calls may lack, or be of another step
 
     @cached_property
     def counts(self) -> Counter[Called]:

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 from trueup.analysis.watch.watcher import Stopper
 from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.redaction import redacted
+from trueup.foundation.store.durable import write_json
 from trueup.foundation.store.series import SeriesWriter
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import first_line, say
-from trueup.recording.engine.monitoring import Block, Probe, Wanted
+from trueup.recording.engine.monitoring import ALSO, Block, Probe, Wanted
 from trueup.recording.recorder.options import NumberSet, in_ranges, parse_numbers
 from trueup.recording.registry import Adapter
 
@@ -42,6 +43,7 @@ CONTROL = "control"
 LOOK_SECONDS = 1.0
 ALERTS = "alerts.jsonl"  # in a rank's folder, a line an alert
 CAPTURES = "captures"  # folder of the steps that were captured at full detail
+MODULES = "modules.json"  # in a rank's folder: what the modules are, and who calls them
 MOST_SAID = 20  # alerts that are printed; later ones are only written
 ACTIONS = ("message", "stop", "capture")
 
@@ -58,12 +60,13 @@ class MonitorOptions:
     command: str | None = None  # run with an alert as JSON on standard input
     invariants: str | None = None  # file of a healthy run's relations that are checked while this one goes
     check: int = 300  # steps between two checks of them
+    also: tuple[str, ...] = ()  # of `engine.monitoring.ALSO`
 
     @classmethod
     def of(
         cls, every: int = 10, digests: int = 100, ranks: NumberSet = None, alerts: bool = True,
         on_alert: str | Sequence[str] = "message", command: str | None = None, invariants: str | Path | None = None,
-        check: int = 300,
+        check: int = 300, also: str | Sequence[str] = (),
     ) -> MonitorOptions:  # fmt: skip
         """Check the options; raise `UsageError` where a value means nothing, TrueupError where invariants cannot be read."""
         if every < 1 or digests < 0 or check < 1:
@@ -79,9 +82,13 @@ class MonitorOptions:
         for one in actions:
             if one not in ACTIONS:
                 raise UsageError(f"on_alert {one!r} is unknown: expected {', '.join(ACTIONS)}")
+        more = (also,) if isinstance(also, str) else tuple(also)
+        for one in more:
+            if one not in ALSO:
+                raise UsageError(f"also {one!r} is unknown: expected {', '.join(ALSO)}")
         if command is not None and not shlex.split(command):
             raise UsageError("command is empty: expected a program and its arguments")
-        return cls(every, digests, parse_numbers(ranks, "ranks"), alerts, actions, command, invariants, check)
+        return cls(every, digests, parse_numbers(ranks, "ranks"), alerts, actions, command, invariants, check, more)
 
     def to_json(self) -> str:
         """Encode for the environment of a child process."""
@@ -93,7 +100,7 @@ class MonitorOptions:
         held = json.loads(text)
         spans = held["ranks"]
         held["ranks"] = None if spans is None else tuple((start, stop) for start, stop in spans)
-        return cls(**held | {"actions": tuple(held["actions"])})
+        return cls(**held | {"actions": tuple(held["actions"]), "also": tuple(held["also"])})
 
 
 def root_manifest(options: MonitorOptions, command: Sequence[str]) -> dict[str, Any]:
@@ -126,7 +133,7 @@ class Monitor:
         beside = import_module(f"trueup.recording.adapters.{framework.name}.monitoring")
         self._optimizers = optimizers
         self._steps_made: Callable[[Any], int | None] = beside.steps_made
-        self.wanted = Wanted(options.every, options.digests)
+        self.wanted = Wanted(options.every, options.digests, frozenset(options.also))
         self.probe: Probe = beside.probe(self, self.wanted, models, optimizers)
         self._writer: SeriesWriter | None = None
         self._judge: Alerts | None = None
@@ -137,7 +144,7 @@ class Monitor:
         self._captured, self._capture_next = 0, False  # the last step of a capture
         self._live: Live | None = None
         self._window: int | None = None  # first step of the window of invariants that is recorded
-        self._closed = False
+        self._closed, self._seen = False, 0  # modules that were written
         self._pid = os.getpid()
 
     # ---------------------------------------------------------------- life
@@ -181,6 +188,7 @@ class Monitor:
             self._stopper.end()
         if self._writer is not None:
             try:
+                self._write_modules(self._writer)
                 status = "interrupted" if ending else "complete" if self.failure is None else "stopped"
                 self._writer.close(status, **self.probe.describe(), notes=[one for one in (ending, self.failure) if one])
             except OSError as error:
@@ -230,6 +238,7 @@ class Monitor:
         if writer is not None and not self.paused:
             try:
                 writer.append(self.step, blocks)
+                self._write_modules(writer)
             except OSError as error:
                 self.failed(error, f"writing to {self.path}")
             self.count += 1
@@ -259,6 +268,12 @@ class Monitor:
                 model, self._live.folder(self.step), self.step + WINDOW - 1, detail="digest", level=levels, steps=f"0:{WINDOW}"
             ):
                 self._live = None
+
+    def _write_modules(self, writer: SeriesWriter) -> None:
+        seen = self.probe.modules
+        if len(seen) > self._seen:
+            write_json(writer.folder / MODULES, redacted(seen))
+            self._seen = len(seen)
 
     # ---------------------------------------------------------------- alerts
     def _act(self, alert: Alert) -> None:
@@ -327,9 +342,9 @@ class Monitor:
                 self._capture.__exit__(None, None, None)
             self._capture = None
             self.paused = self._off or self._over
-            if self._window is not None:
+            if self._window is not None and self.step > self._captured:  # else the run has ended inside it
                 self._check(self._window)
-                self._window = None
+            self._window = None
 
     def _check(self, first: int) -> None:
         """Judge a window of invariants."""

@@ -16,6 +16,7 @@ EVERY = "Steps between two that have everything; loss, rates and gradient norms 
 DIGESTS = "Steps between digests of the parameters, where there are several ranks; 0: none."
 ON_ALERT = "message, stop (exit code 3) or capture (the next step, at full detail); repeated."
 COMMAND = "Run with each alert as JSON on standard input."
+ALSO = "moments, spectrum, output-gradients, collectives or modules, which cost more; repeated."
 INVARIANTS = "Check what `trueup invariants` learned of a healthy run, while this one goes."
 CHECK = "Steps between two checks of the invariants; a check records three steps."
 
@@ -31,6 +32,7 @@ def monitor(
     alert_command: Annotated[Word, typer.Option("--alert-command", metavar="COMMAND", help=COMMAND)] = None,
     known: Annotated[File, typer.Option("--invariants", metavar="FILE", help=INVARIANTS)] = None,
     check: Annotated[int, typer.Option("--check-every", metavar="N", min=1, help=CHECK)] = 300,
+    also: Annotated[Words, typer.Option("--also", metavar="WHAT", help=ALSO)] = None,
     json: shared.Json = None,
 ) -> int:
     """Run a command and take its training's numbers all the time: loss, gradients, updates, moments, activations, attention.
@@ -42,7 +44,9 @@ def monitor(
     from trueup.analysis.monitor.session import MonitorOptions
     from trueup.recording.recorder import launch
 
-    chosen = MonitorOptions.of(every, digests, ranks, alerts, shared.words(on_alert) or "message", alert_command, known, check)
+    chosen = MonitorOptions.of(
+        every, digests, ranks, alerts, shared.words(on_alert) or "message", alert_command, known, check, shared.words(also) or ()
+    )
     found = list[dict[str, Any]]()
     code = launch.run_monitored(output, chosen.to_json(), words, found.append)
     if json is not None:

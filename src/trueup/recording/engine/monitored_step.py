@@ -8,6 +8,7 @@ there. So a framework that builds graphs puts both into the graph, and one that 
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,8 +31,11 @@ BOUNDED = {
     "hardtanh": (-0.99, 0.99), "hard_tanh": (-0.99, 0.99),
 }  # fmt: skip
 """Activations with two flat ends, and beyond what they count as saturated (after PyTorch's initial checks of `dead` units)."""
+FRAMEWORKS = ("/torch/", "/paddle/", "/tensorflow/", "/keras/")  # whose frames say nothing of who calls a module
 QUERIES = 64  # of the first sample, evenly spaced, whose logits are computed again
 PLANS = 256  # sets of parameters with gradients that are remembered
+ITERATIONS = 8  # of the power iteration: the largest singular value within 1 % but where two are nearly as large
+GOLDEN = 1.618  # angle between the elements of the vector that it begins with, which is orthogonal to no likely one
 DIGEST_BITS = (1 << 52) - 1  # a float64 holds them exactly
 
 LOSS: Names = ("loss",)
@@ -41,6 +45,27 @@ COUNTS: Names = ("backward_passes", "tokens", "samples")
 CLIP: Names = ("gradient_norm_before_clip", "clip_ratio")
 TOTAL: Names = ("gradient_norm",)
 _label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
+_same_cache: dict[Names, Names] = {}
+FRAMES = 8  # of a stack
+
+
+def _same(names: Names) -> Names:
+    """Return the same object for the same names."""
+    if len(_same_cache) > PLANS:
+        _same_cache.clear()
+    return _same_cache.setdefault(names, names)
+
+
+def callers(skipped: Sequence[str]) -> list[str]:
+    """Return the frames of the user's code that runs now, innermost first, without those of frameworks and of Trueup."""
+    frame: Any = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and len(found) < FRAMES:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not any(one in file for one in (*skipped, "/trueup/")):
+            found.append(f"{file}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return found
 
 
 def labels(kind: str, scopes: Sequence[str]) -> Names:
@@ -82,7 +107,20 @@ class Kernels(Protocol):
         largest number of a half precision; last the number of elements, where only the device knows it."""
 
     def routes(self, logits: Any) -> list[Any]:
-        """The share of the expert that is chosen most, the entropy of the mean choice, and the largest size of a logit."""
+        """The share of the expert that is chosen most, the entropy of the mean choice, the largest size of a logit, and the mean
+        entropy of a token's choice."""
+
+    def moments(self, tensor: Any) -> list[Any]:
+        """The mean, the kurtosis (3: normal), and how many elements are not finite."""
+
+    def spectrum(self, weight: Any) -> list[Any]:
+        """The largest singular value of a matrix, by a power iteration without random numbers, and its Frobenius norm."""
+
+    def similarity(self, rows: Any) -> list[Any]:
+        """The mean cosine of two different rows of a matrix."""
+
+    def matrix(self, weight: Any) -> Any:
+        """A weight as a matrix (outputs, inputs), float32; None where it is no matrix."""
 
 
 class StepProbe(ABC):
@@ -217,7 +255,43 @@ class StepProbe(ABC):
         plan = self.plan_of(optimizer) if self.sampled and self._copies else None
         if plan is not None:
             plan.updates(self, optimizer, self._copies)
+        if self._copies and "spectrum" in self._wanted.also:
+            self._spectra(optimizer)
         self._copies = []
+
+    def _spectra(self, optimizer: Any) -> None:
+        """Take the spectra of the weights that are matrices, and how alike a router's experts are."""
+        kernels, names, found = self.kernels, list[str](), list[Any]()
+        for place, one in enumerate(self.parameters(optimizer)):
+            if self.gradient(one) is None or kernels.matrix(one) is None:
+                continue
+            name = self.named(place, one)
+            names += [f"spectral_norm/{name}", f"stable_rank/{name}"]
+            found += self.sample(partial(self._spectrum, one))
+            if name.rpartition(".")[0].rpartition(".")[2] in ROUTERS:
+                names.append(f"router_similarity/{name}")
+                found += self.sample(partial(self._similarity, one))
+        held = tuple(names)
+        whole = [not name.startswith("stable_rank") for name in held]
+
+        def made(got: Floats) -> Sequence[Block]:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ranks = np.square(got / np.concatenate([[1.0], got[:-1]]))
+            return [(_same(held), np.where(whole, got, ranks))]
+
+        if found:
+            self.add(found, made)
+
+    def _spectrum(self, weight: Any) -> Sequence[Any]:
+        return self.kernels.spectrum(self.kernels.matrix(weight))
+
+    def _similarity(self, weight: Any) -> Sequence[Any]:
+        return self.kernels.similarity(self.kernels.matrix(weight))
+
+    @property
+    def modules(self) -> dict[str, dict[str, Any]]:
+        """What the modules are that ran, and who called them."""
+        return self._layers.seen
 
     def end(self, optimizer: Any, *, skipped: Any = False, scaler: Any = None) -> None:
         """End the step, if it is the optimizer that does: the first one of the training."""
@@ -402,7 +476,14 @@ class Layers:
         self._outputs: dict[str, tuple[Sequence[Any], float | None, int]] = {}  # numbers, size, and how many there are
         self._attention: dict[str, Sequence[Any]] = {}
         self._routers: dict[str, tuple[Sequence[Any], int]] = {}
-        self._labels: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._moments: dict[str, Sequence[Any]] = {}
+        self._carried: dict[str, tuple[int, list[Any], int]] = {}  # by collective its calls, norms of what goes in, elements
+        self._more: dict[str, tuple[Sequence[Any], float]] = {}  # by name of a series a number, and what it is divided by
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def wants(self, what: str) -> bool:
+        """Tell whether something of `ALSO` is asked for."""
+        return what in self._probe._wanted.also
 
     def took(self, scope: str, kind: str, output: Any, size: float | None, *, half: bool, experts: int) -> None:
         """Take a module's output: of class ``kind``, with so many elements (None: `Kernels.spread` tells), of a half precision;
@@ -410,8 +491,25 @@ class Layers:
         kernels, ends = self._probe.kernels, BOUNDED.get(kind.lower())
         numbers = self._probe.sample(lambda: kernels.spread(output, ends))
         self._outputs[scope] = numbers, size, 4 + (ends is not None or half)
+        if self.wants("moments"):
+            self._moments[scope] = self._probe.sample(lambda: kernels.moments(output))
+        if self.wants("modules") and scope not in self.seen:
+            shape = [None if one is None else int(one) for one in output.shape]
+            said = {"class": kind, "output": shape, "dtype": str(output.dtype).rpartition(".")[2], "called by": callers(FRAMEWORKS)}
+            self.seen[scope] = said
         if scope.rpartition(".")[2] in ROUTERS and 2 <= experts <= MOST_EXPERTS:
             self._routers[scope] = self._probe.sample(lambda: kernels.routes(output)), experts
+
+    def gradient(self, scope: str, gradient: Any, size: float) -> None:
+        """Take the gradient of a module's output, of so many elements."""
+        self._more[f"output_gradient_rms/{scope}"] = [self._probe.kernels.norms([gradient])[0]], math.sqrt(size)
+
+    def carried(self, name: str, tensors: Sequence[Any]) -> None:
+        """Take what a collective is given by one call."""
+        kernels = self._probe.kernels
+        count, numbers, elements = self._carried.get(name, (0, [], 0))
+        elements += sum(kernels.size(one) for one in tensors)
+        self._carried[name] = count + 1, [*numbers, *kernels.norms(tensors)], elements
 
     def attended(self, scope: str, compute: Callable[[], Sequence[Any]]) -> None:
         """Take the largest logit and the entropy of an attention; of no known module it has a number."""
@@ -419,12 +517,12 @@ class Layers:
 
     def finish(self) -> None:
         """Hand over what was taken in the step; each closure below has labels of its own."""
-        outputs, attention, routers = self._outputs, self._attention, self._routers
-        self._outputs, self._attention, self._routers = {}, {}, {}
+        outputs, attention, routers, moments, more = self._outputs, self._attention, self._routers, self._moments, self._more
+        self._outputs, self._attention, self._routers, self._moments, self._more = {}, {}, {}, {}, {}
         order = {scope: place for place, scope in enumerate(self.scopes.values())}
         if outputs:
             scopes = sorted(outputs, key=order.__getitem__)
-            names = self._same([f"{kind}/{s}" for s in scopes for kind in _KINDS[: outputs[s][2] - 1]])
+            names = _same(tuple(f"{kind}/{s}" for s in scopes for kind in _KINDS[: outputs[s][2] - 1]))
             numbers = [one for scope in scopes for one in outputs[scope][0]]
             taken = [outputs[scope][1:] for scope in scopes]
 
@@ -441,19 +539,30 @@ class Layers:
 
             self._probe.add(numbers, made)
         if attention:
-            read = self._same([f"{kind}/{s}" for s in attention for kind in ("attention_largest_logit", "attention_entropy")])
+            kinds = ("attention_largest_logit", "attention_entropy", "attention_largest_weight")
+            read = _same(tuple(f"{kind}/{s}" for s in attention for kind in kinds))
             self._probe.add([one for held in attention.values() for one in held], lambda got: [(read, got)])
         if routers:
-            kinds = ("router_load", "router_entropy", "router_largest_logit")
-            named = self._same([f"{kind}/{s}" for s in routers for kind in kinds])
-            counts = np.array([factor for _, experts in routers.values() for factor in (experts, 1 / math.log(experts), 1)])
+            routed = ("router_load", "router_entropy", "router_largest_logit", "router_token_entropy")
+            named = _same(tuple(f"{kind}/{s}" for s in routers for kind in routed))
+            factors = [(experts, 1 / math.log(experts), 1, 1 / math.log(experts)) for _, experts in routers.values()]
+            counts = np.array(factors, np.float64).ravel()
             self._probe.add([one for held, _ in routers.values() for one in held], lambda got: [(named, got * counts)])
+        if moments:
+            of = _same(tuple(f"activation_{kind}/{s}" for s in moments for kind in ("mean", "kurtosis", "not_finite")))
+            self._probe.add([one for held in moments.values() for one in held], lambda got: [(of, got)])
+        carried, self._carried = self._carried, {}
+        for name, (count, norms, elements) in carried.items():
+            of_one = _same(tuple(f"collective_{kind}/{name}" for kind in ("calls", "elements", "norm")))
+            self._probe.add(norms, partial(_joined_collective, of_one, count, elements))
+        if more:
+            besides = _same(tuple(more))
+            sizes = np.array([size for _, size in more.values()])
+            self._probe.add([one for held, _ in more.values() for one in held], lambda got: [(besides, got / sizes)])
 
-    def _same(self, names: list[str]) -> tuple[str, ...]:
-        key = tuple(names)
-        if len(self._labels) > PLANS:
-            self._labels.clear()
-        return self._labels.setdefault(key, key)
+
+def _joined_collective(names: Names, count: int, elements: int, got: Floats) -> Sequence[Block]:
+    return [(names, np.array([count, elements, math.sqrt(float(np.sum(got * got)))]))]
 
 
 _KINDS = ("activation_rms", "activation_max", "activation_zeros", "activation_saturated")

@@ -24,6 +24,13 @@ class Wanted:
 
     every: int = 10  # steps between two with everything; loss, learning rate and gradient norms are of each step
     digests: int = 100  # steps between digests of parameters; 0: none. Taken only where there are several ranks
+    also: frozenset[str] = frozenset()  # of `ALSO`
+
+
+ALSO = ("moments", "spectrum", "output-gradients", "collectives", "modules")
+"""What is taken only where it is asked for, in steps that have everything: the mean and kurtosis of outputs; of each weight the
+largest singular value and the stable rank; the gradients of outputs; what collectives carry; and once what modules are, with
+who calls them."""
 
 
 class Listener(Protocol):
@@ -59,6 +66,10 @@ class Probe(Protocol):
 
     def rank_and_world(self) -> tuple[int | None, int]:
         """Return this process's rank (None when nothing says so) and how many there are."""
+
+    @property
+    def modules(self) -> dict[str, dict[str, Any]]:
+        """What the modules are that ran, and who called them, where that is asked for."""
 
     def describe(self) -> dict[str, Any]:
         """Describe the process for its rank's manifest."""

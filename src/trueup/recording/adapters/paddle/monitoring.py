@@ -25,7 +25,18 @@ from trueup.recording.adapters.paddle.optimizers import scale_of, skipped, steps
 from trueup.recording.adapters.paddle.session import described
 from trueup.recording.adapters.paddle.tensors import dtype_name, holds
 from trueup.recording.engine.environment import rank_and_world
-from trueup.recording.engine.monitored_step import DIGEST_BITS, LOSS, QUERIES, SCALE, Layers, Made, StepProbe, labels
+from trueup.recording.engine.monitored_step import (
+    DIGEST_BITS,
+    GOLDEN,
+    ITERATIONS,
+    LOSS,
+    QUERIES,
+    SCALE,
+    Layers,
+    Made,
+    StepProbe,
+    labels,
+)  # fmt: skip
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
@@ -72,9 +83,31 @@ class PaddleKernels:
 
     def routes(self, logits: paddle.Tensor) -> list[paddle.Tensor]:
         held = _wide(logits).reshape([-1, logits.shape[-1]])
-        share = functional.softmax(held, -1).mean(0)
+        each = functional.softmax(held, -1)
+        share, entropy = each.mean(0), -(each * each.clip(1e-30).log()).sum(-1).mean()
         chosen = (held.argmax(-1).unsqueeze(-1) == paddle.arange(held.shape[-1])).astype("float32").mean(0)
-        return [chosen.max(), -(share * share.clip(1e-30).log()).sum(), held.abs().max()]
+        return [chosen.max(), -(share * share.clip(1e-30).log()).sum(), held.abs().max(), entropy]
+
+    def moments(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        held = _wide(tensor)
+        rest = (held - held.mean()).square()
+        return [held.mean(), rest.square().mean() / rest.mean().square(), (~paddle.isfinite(held)).astype("float32").sum()]
+
+    def spectrum(self, weight: paddle.Tensor) -> list[paddle.Tensor]:
+        vector = (paddle.arange(weight.shape[1], dtype="float32") * GOLDEN).cos()
+        for _ in range(ITERATIONS):
+            vector = paddle.mv(weight.t(), paddle.mv(weight, vector / paddle.linalg.norm(vector)))
+        return [paddle.linalg.norm(vector).sqrt(), paddle.linalg.norm(weight.flatten())]
+
+    def similarity(self, rows: paddle.Tensor) -> list[paddle.Tensor]:
+        held, count = functional.normalize(rows, axis=1), rows.shape[0]
+        return [(held.sum(0).square().sum() - count) / max(1, count * (count - 1))]
+
+    def matrix(self, weight: paddle.Tensor) -> paddle.Tensor | None:
+        """Of a Linear, which holds (inputs, outputs), the transposed."""
+        if weight.ndim < 2 or not math.prod(weight.shape):
+            return None
+        return _wide(weight).t() if weight.ndim == 2 else _wide(weight).flatten(1)
 
 
 class PaddleLayers(Layers):
@@ -127,9 +160,15 @@ class PaddleLayers(Layers):
         found = output[0] if isinstance(output, (tuple, list)) and output else output
         if not holds(found) or not found.is_dense() or dtype_name(found.dtype) not in FLOATS or not math.prod(found.shape):
             return
+        if not found.stop_gradient and self.wants("output-gradients"):
+            found.register_hook(partial(self._backward, scope, float(math.prod(found.shape))))
         experts = found.shape[-1] if isinstance(layer, paddle.nn.Linear) else 0
         kind, half = type(layer).__name__, dtype_name(found.dtype) in HALVES
         self.took(scope, kind, found.detach(), float(math.prod(found.shape)), half=half, experts=experts)
+
+    def _backward(self, scope: str, size: float, gradient: paddle.Tensor) -> None:
+        if self._probe.sampled:
+            self._probe.guarded("an output's gradient", self.gradient, scope, gradient, size)
 
     # ---------------------------------------------------------------- attention
     def _attends(self, original: Any, query: Any, key: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -171,7 +210,9 @@ class PaddleLayers(Layers):
 
     def _keep(self, largest: paddle.Tensor, weights: paddle.Tensor) -> None:
         scope = self._running[-1] if self._running else ""
-        self.attended(scope, lambda: [largest, -(weights * weights.clip(1e-30).log()).sum(-1).nanmean()])
+        self.attended(scope, lambda: [
+            largest, -(weights * weights.clip(1e-30).log()).sum(-1).nanmean(), weights.max(-1).nanmean(),
+        ])  # fmt: skip
 
 
 class PaddleProbe(StepProbe):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trueup.recording.engine.monitored_step import QUERIES, Layers
+from trueup.recording.engine.monitored_step import GOLDEN, ITERATIONS, QUERIES, Layers
 
 HALVES = (tf.float16, tf.bfloat16)
 
@@ -70,10 +70,36 @@ class TensorFlowKernels:
 
     def routes(self, logits: Any) -> list[Any]:
         held = tf.reshape(_wide(logits), [-1, logits.shape[-1]])
-        share = tf.reduce_mean(tf.nn.softmax(held), 0)
+        each = tf.nn.softmax(held)
+        share = tf.reduce_mean(each, 0)
         chosen = tf.reduce_mean(tf.one_hot(tf.argmax(held, -1), logits.shape[-1]), 0)
         entropy = -tf.reduce_sum(share * tf.math.log(tf.maximum(share, 1e-30)))
-        return [tf.reduce_max(chosen), entropy, tf.reduce_max(tf.abs(held))]
+        return [tf.reduce_max(chosen), entropy, tf.reduce_max(tf.abs(held)), _entropy(each)]
+
+    def moments(self, tensor: Any) -> list[Any]:
+        held = _wide(tensor)
+        mean = tf.reduce_mean(held)
+        rest = tf.square(held - mean)
+        bad = tf.reduce_sum(tf.cast(~tf.math.is_finite(held), tf.float32))
+        return [mean, tf.reduce_mean(tf.square(rest)) / tf.square(tf.reduce_mean(rest)), bad]
+
+    def spectrum(self, weight: Any) -> list[Any]:
+        vector = tf.cos(tf.range(tf.shape(weight)[1], dtype=tf.float32) * GOLDEN)
+        for _ in range(ITERATIONS):
+            vector = tf.linalg.matvec(weight, tf.linalg.matvec(weight, vector / tf.norm(vector)), transpose_a=True)
+        return [tf.sqrt(tf.norm(vector)), tf.norm(weight)]
+
+    def similarity(self, rows: Any) -> list[Any]:
+        count = float(rows.shape[0])
+        held = tf.math.l2_normalize(rows, axis=1)
+        return [(tf.reduce_sum(tf.square(tf.reduce_sum(held, 0))) - count) / max(1.0, count * (count - 1))]
+
+    def matrix(self, weight: Any) -> Any:
+        """Of a Dense, which holds (inputs, outputs), and of a convolution the transposed."""
+        held = getattr(weight, "_value", weight)
+        if len(held.shape) < 2 or not math.prod(held.shape):
+            return None
+        return tf.transpose(tf.reshape(_wide(held), [-1, held.shape[-1]]))
 
 
 class KerasLayers(Layers):
@@ -106,7 +132,7 @@ class KerasLayers(Layers):
         def compute() -> Sequence[Any]:
             held, first = _wide(logits), _wide(weights)[0]
             first = first[:, :: max(1, (first.shape[-2] or 1) // QUERIES)]
-            return [tf.reduce_max(held), _entropy(first)]
+            return [tf.reduce_max(held), _entropy(first), tf.reduce_mean(tf.reduce_max(first, -1))]
 
         self.attended(scope, compute)
 
@@ -129,13 +155,14 @@ class KerasLayers(Layers):
                 found = tf.where(tf.broadcast_to(mask, tf.shape(mask))[0][..., ::step, :], found, -math.inf)
             if bias is not None:
                 found = found + _wide(bias)[0][..., ::step, :]
-            return [tf.reduce_max(found), _entropy(tf.nn.softmax(found))]
+            weights = tf.nn.softmax(found)
+            return [tf.reduce_max(found), _entropy(weights), tf.reduce_mean(tf.reduce_max(weights, -1))]
 
         self.attended(scope, compute)
 
     def keep(self, graph: Any) -> None:
         """Forget what was taken in other graphs than this one: nothing here can read it."""
-        for held in (self._outputs, self._attention, self._routers):
+        for held in (self._outputs, self._attention, self._routers, self._moments):
             for scope in [scope for scope, one in held.items() if not _of(one, graph)]:
                 del held[scope]
 

@@ -61,11 +61,27 @@ class TorchLayers(Layers):
         found = found.to_local() if hasattr(found, "to_local") else found
         if not isinstance(found, torch.Tensor) or not found.is_floating_point() or not found.numel() or found.is_meta:
             return
+        if found.requires_grad and self.wants("output-gradients"):
+            size = float(found.numel())
+            found.register_hook(lambda gradient: self._probe.guarded("an output's gradient", self._backward, scope, gradient, size))
         held = found.detach()
         experts = held.shape[-1] if isinstance(module, torch.nn.Linear) else 0
         self.took(
             scope, type(module).__name__, held, float(held.numel()), half=held.dtype in HALVES, experts=experts
         )  # fmt: skip
+
+    def _backward(self, scope: str, gradient: Any, size: float) -> None:
+        if self._probe.sampled and isinstance(gradient, torch.Tensor):
+            self.gradient(scope, gradient, size)
+
+    @property
+    def takes(self) -> bool:
+        """Whether the present step has everything."""
+        return bool(self._probe.sampled)
+
+    def guarded(self, what: str, call: Any, *given: Any) -> None:
+        """See `StepProbe.guarded`."""
+        self._probe.guarded(what, call, *given)
 
     # ---------------------------------------------------------------- attention
     def _attends(self, original: Any, query: Any, key: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -108,7 +124,9 @@ class TorchLayers(Layers):
         self._keep(logits.detach().amax().float(), weights.detach()[0][..., rows, :].float())
 
     def _keep(self, largest: torch.Tensor, weights: torch.Tensor) -> None:
-        self.attended(self._scope(), lambda: [largest, -(weights * weights.clamp_min(1e-30).log()).sum(-1).nanmean()])
+        self.attended(self._scope(), lambda: [
+            largest, -(weights * weights.clamp_min(1e-30).log()).sum(-1).nanmean(), weights.amax(-1).nanmean(),
+        ])  # fmt: skip
 
     def _scope(self) -> str:
         """Return the module whose code calls, by its frame: the nearest one that is known."""

@@ -23,10 +23,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from trueup.foundation.kernels import digest
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
+from trueup.recording.adapters.torch.monitored_collectives import collectives
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers
-from trueup.recording.engine.monitored_step import DIGEST_BITS, LOSS, Made, StepProbe, labels
+from trueup.recording.engine.monitored_step import DIGEST_BITS, GOLDEN, ITERATIONS, LOSS, Made, StepProbe, labels
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
-from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.replacing import Around
 
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
 VARIANCE = ("exp_avg_sq",)
@@ -72,9 +73,30 @@ class TorchKernels:
 
     def routes(self, logits: torch.Tensor) -> list[torch.Tensor]:
         held = logits.reshape(-1, logits.shape[-1])
-        share = held.float().softmax(-1).mean(0)
+        each = held.float().softmax(-1)
+        share = each.mean(0)
         chosen = (held.argmax(-1)[:, None] == torch.arange(held.shape[-1], device=held.device)).float().mean(0)
-        return [chosen.amax(), -(share * share.clamp_min(1e-30).log()).sum(), held.abs().amax()]
+        entropy = -(each * each.clamp_min(1e-30).log()).sum(-1).mean()
+        return [chosen.amax(), -(share * share.clamp_min(1e-30).log()).sum(), held.abs().amax(), entropy]
+
+    def moments(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        held = tensor.float()
+        rest = (held - held.mean()).square()
+        return [held.mean(), rest.square().mean() / rest.mean().square(), tensor.isfinite().logical_not().sum()]
+
+    def spectrum(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        vector = torch.arange(weight.shape[1], device=weight.device, dtype=torch.float32).mul_(GOLDEN).cos_()
+        for _ in range(ITERATIONS):
+            vector = weight.T @ (weight @ torch.nn.functional.normalize(vector, dim=0))
+        return [torch.linalg.vector_norm(vector).sqrt(), torch.linalg.vector_norm(weight)]
+
+    def similarity(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        held, count = torch.nn.functional.normalize(rows, dim=1), rows.shape[0]
+        return [(held.sum(0).square().sum() - count) / max(1, count * (count - 1))]
+
+    def matrix(self, weight: torch.Tensor) -> torch.Tensor | None:
+        held = plain([weight])[0]
+        return held.float().flatten(1) if held.dim() > 1 and held.numel() else None
 
 
 class TorchProbe(StepProbe):
@@ -93,7 +115,7 @@ class TorchProbe(StepProbe):
         self._scaled: weakref.ref[torch.Tensor] | None = None
         self._scaler: tuple[Any, bool] | None = None  # that makes a step now, and whether that reached the optimizer
         self._hooks: list[Any] = []
-        self._replaced: list[Replacement] = []
+        self._replaced: list[Any] = []
 
     def make_layers(self) -> TorchLayers:
         return TorchLayers(self)
@@ -105,6 +127,7 @@ class TorchProbe(StepProbe):
             Around(torch.autograd, "_engine_run_backward", self._backward), Around(scaler, "scale", self._scale),
             Around(scaler, "step", self._scaler_step), Around(clip, "_get_total_norm", self._measured),
             Around(clip, "_clip_grads_with_norm_", self._clips), *self._layers.replacements(),
+            *(collectives(self._layers) if "collectives" in self._wanted.also else ()),
         ]  # fmt: skip
         for one in self._replaced:
             one.install()
