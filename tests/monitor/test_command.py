@@ -52,6 +52,33 @@ def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatc
     assert '"ranks": 2' in Path("found.json").read_text()
 
 
+KILLED = """
+import os, pathlib, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(10**6):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 100 == 0 and list(pathlib.Path("m").glob("rank-*/series-*.parquet")):
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_run_wrote_is_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(KILLED)
+    assert main(["monitor", "-o", "m", "--no-alerts", "--", sys.executable, "train.py"]) == 137
+    read = SeriesReader("m")
+    last = int(read.steps(0)[-1])
+    said = f"trueup: the command was killed (exit code 137); its series in {tmp_path}/m end with step {last:,}"
+    assert said in capfd.readouterr().err
+    assert read.steps(0).tolist() == list(range(last + 1))
+
+
 def test_bad_usage(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["monitor"]) == 64

@@ -26,7 +26,7 @@ def armed(base: type[BaseArmed], directory: Path, options: str, root: dict[str, 
         monitor: Monitor | None = None
 
         def _start(self) -> None:
-            self.monitor = Monitor(self._directory, chosen, self.adapter, said).start()
+            self.monitor = Monitor(self._directory, chosen, self.adapter, said).start(at_once=False)
             atexit.unregister(self.monitor.close)  # the process's own end says how it ended
 
         def joined(self) -> None:

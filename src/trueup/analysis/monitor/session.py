@@ -148,10 +148,11 @@ class Monitor:
         self._pid = os.getpid()
 
     # ---------------------------------------------------------------- life
-    def start(self) -> Monitor:
-        """Begin; raises TrueupError where nothing can be written."""
+    def start(self, *, at_once: bool = True) -> Monitor:
+        """Begin; raises TrueupError where nothing can be written. ``at_once`` False: nothing is written before a step has ended:
+        the framework may be imported and not train."""
         rank, world = self.probe.rank_and_world()
-        if world <= 1 or rank is not None:
+        if at_once and (world <= 1 or rank is not None):
             self._open()
         self.probe.attach()
         atexit.register(self.close)
@@ -194,14 +195,16 @@ class Monitor:
             except OSError as error:
                 say(f"what the monitor took last could not be written to {self.path}: {error}")
 
-    def _open(self) -> SeriesWriter | None:
+    def _open(self, made_now: int = 0) -> SeriesWriter | None:
+        """Take the rank's folder; ``made_now``: steps that the optimizer has made of those that are not numbered yet."""
         rank, world = self.probe.rank_and_world()
         if not in_ranges(rank or 0, self.options.ranks):
             self.paused = self._over = True
             return None
         self._writer = writer = SeriesWriter(self.path, rank or 0, self._root, self.probe.describe())
         if writer.resumed:
-            made = next((n for one in self._optimizers if (n := self._steps_made(one)) is not None), None)
+            stepping = self._optimizers or [one for one in [self.probe.optimizer] if one is not None]
+            made = next((n - made_now for one in stepping if (n := self._steps_made(one)) is not None), None)
             known = made if self._given_step is None else self._given_step
             self.step = writer.last_step + 1 if known is None else known
         self._stopper = Stopper(self.path, rank or 0, world)
@@ -234,7 +237,7 @@ class Monitor:
 
     def ended(self, blocks: Sequence[Block]) -> None:
         """Take a step's numbers; none while it is paused."""
-        writer = None if self._over else self._writer or self._open()
+        writer = None if self._over else self._writer or self._open(made_now=1)
         if writer is not None and not self.paused:
             try:
                 writer.append(self.step, blocks)

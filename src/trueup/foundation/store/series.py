@@ -37,7 +37,7 @@ from trueup.foundation.store.reader import Capture, open_capture
 
 SERIES = re.compile(r"series-([0-9]{4,9})\.parquet")
 BLOCK = 2048  # most steps of a file
-SECONDS = (5.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
+SECONDS = (1.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
 MOST_SERIES = 100_000  # of a rank; a file that claims more is no monitor's
 AT_A_TIME = 512  # columns that are read together
 
@@ -178,6 +178,12 @@ def _take_rank(folder: Path, rank: int) -> None:
     if lock and not mine and lock.get("host") == socket.gethostname() and alive(lock.get("pid")):
         raise _occupied(folder, f"process {lock.get('pid')} writes it now")
     durable.write_json(folder / layout.LOCK, {"pid": os.getpid(), "host": socket.gethostname(), "preferred_rank": rank})
+
+
+def last_step(folder: Path) -> int | None:
+    """Return the last step of a rank's newest file of series, None where there is none."""
+    files = sorted((n, one) for one in folder.iterdir() if (n := layout.number(SERIES, one.name)) is not None)
+    return _last_step(files[-1][1]) if files else None
 
 
 def _last_step(file: Path) -> int:

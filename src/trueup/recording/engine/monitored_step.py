@@ -289,6 +289,11 @@ class StepProbe(ABC):
         return self.kernels.similarity(self.kernels.matrix(weight))
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer whose steps end those of the training; None before the first."""
+        return None if self._primary is None else self._primary()
+
+    @property
     def modules(self) -> dict[str, dict[str, Any]]:
         """What the modules are that ran, and who called them."""
         return self._layers.seen

@@ -68,6 +68,10 @@ class Probe(Protocol):
         """Return this process's rank (None when nothing says so) and how many there are."""
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer whose steps end those of the training; None before the first."""
+
+    @property
     def modules(self) -> dict[str, dict[str, Any]]:
         """What the modules are that ran, and who called them, where that is asked for."""
 

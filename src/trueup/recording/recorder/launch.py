@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, read_root
 from trueup.foundation.store.policy_uses import policy_lines
+from trueup.foundation.store.series import last_step
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE
@@ -567,6 +568,9 @@ def _hits(watched: Sequence[dict[str, Any]]) -> list[str]:
 
 
 # ---------------------------------------------------------------- of a monitor
+KILLED = 128  # exit codes above it: by a signal
+
+
 def tell_monitored(directory: Path, code: int, reports: Sequence[Report], *, goes_on: bool) -> int:
     """Say on stderr what was monitored; return the exit code."""
     held = [report for report in reports if report.get("monitor") and report["monitor"]["steps"]]
@@ -575,6 +579,11 @@ def tell_monitored(directory: Path, code: int, reports: Sequence[Report], *, goe
     if not held:
         said = [*(f"{_name(one)} failed: {one['failure']}" for one in reports if one.get("failure"))]
         said = said or [f"{_name(one)}: {one['why']}" for one in reports if one.get("why")]
+        if code > KILLED and not said:
+            last = max((held_to for one in directory.glob("rank-*") if (held_to := last_step(one)) is not None), default=None)
+            where = f"its series in {directory} end with step {last:,}" if last is not None else "it had written no series yet"
+            say(f"the command was killed (exit code {code}); {where}")
+            return code
         say(f"nothing was monitored{ended}: {'; '.join(said) or NO_FRAMEWORK}")
         if not goes_on:
             _clear(directory)

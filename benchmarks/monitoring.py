@@ -1,0 +1,182 @@
+"""What `trueup monitor` costs beside msprobe's TrainerMon, and how often its alerts are wrong.
+
+    python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 5 minutes; without --rival Trueup alone
+    python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, ten faults
+
+`cost`: the GPT of `models.py`, one thread. A process switches the monitor off and on in turn (TrainerMon cannot be taken off again:
+its process runs plain blocks, then its own), and processes of both tools take turns. Each tenth step is taken in full by both:
+activations, gradients, moments, weights, direction of gradients. CPU seconds of the whole process, so other work counts little;
+a ratio is that of two blocks beside each other. The rival's environment: `pip install mindstudio-probe` beside the same PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+EVERY, BLOCK, WARM = 10, 20, 10
+STEPS, SERIES = 100_000, 100
+NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "normal": lambda random, size: random.standard_normal(size),
+    "Laplace": lambda random, size: random.laplace(size=size) / 2**0.5,
+    "correlated by 0.5": lambda random, size: correlated(random, size, 0.5),
+    "correlated by 0.9": lambda random, size: correlated(random, size, 0.9),
+    "Student's t, 5 degrees": lambda random, size: random.standard_t(5, size) / (5 / 3) ** 0.5,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------------- cost
+def seconds(step: Callable[[], object], count: int) -> tuple[float, float]:
+    """Return CPU seconds of the process and seconds of the clock, a step."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.process_time() - cpu) / count, (time.perf_counter() - wall) / count
+
+
+def measured(tool: str, blocks: int) -> None:
+    """Print ratios of blocks with a tool's monitor to plain ones beside them."""
+    import torch
+
+    import models
+
+    torch.set_num_threads(1)
+    step = models.build("gpt")
+    seconds(step, WARM)
+    with tempfile.TemporaryDirectory() as folder:
+        found = with_trueup(step, Path(folder), blocks) if tool == "trueup" else with_trainer_mon(step, Path(folder), blocks)
+    print(json.dumps({"tool": tool, "ratios": found, "load": os.getloadavg()[0]}))
+
+
+def with_trueup(step: Any, folder: Path, blocks: int) -> list[tuple[float, float, float]]:
+    """Switch one monitor off and on, ten steps each: the clock of a shared machine drifts by more than the monitor costs."""
+    import trueup
+
+    found = []
+    with trueup.monitor(step.model, step.optimizer, folder / "m", every=EVERY) as monitor:
+        seconds(step, WARM)
+        for _ in range(blocks * 4):
+            monitor.obey(["off"])
+            plain = seconds(step, EVERY)
+            monitor.obey(["on"])
+            own = seconds(step, EVERY)
+            found.append((plain[0], own[0] / plain[0], own[1] / plain[1]))
+    return found
+
+
+def with_trainer_mon(step: Any, folder: Path, blocks: int) -> list[tuple[float, float, float]]:
+    os.environ["MONITOR_OUTPUT_DIR"] = str(folder / "out")
+    from msprobe.pytorch import TrainerMon
+
+    config = {
+        "targets": {}, "format": "csv", "step_interval": EVERY, "ops": ["norm", "min", "max", "zeros"], "xy_distribution": True,
+        "forward_only": True, "all_xy": True, "wg_distribution": True, "mv_distribution": True, "param_distribution": True,
+        "mg_direction": True, "step_count_per_record": 100,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    plain = [seconds(step, BLOCK) for _ in range(blocks)]
+    monitor = TrainerMon(str(folder / "config.json"), params_have_main_grad=False)
+    monitor.set_monitor(step.model, step.optimizer, grad_acc_steps=1)
+    seconds(step, WARM)
+    return [(cpu, (own := seconds(step, BLOCK))[0] / cpu, own[1] / wall) for cpu, wall in plain]
+
+
+def cost(rival: str | None, rounds: int, blocks: int) -> None:
+    """Let processes of both tools take turns and print medians."""
+    tools = [("trueup", sys.executable), *([("msprobe", rival)] if rival else [])]
+    ratios: dict[str, list[tuple[float, float, float]]] = {name: [] for name, _ in tools}
+    loads = []
+    for _ in range(rounds):
+        for name, python in tools:
+            command = [python, str(Path(__file__).resolve()), "one", "--tool", name, "--blocks", str(blocks)]
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+            if done.returncode:
+                print(f"{name}: did not run\n{done.stderr[-2000:]}")
+                continue
+            held = json.loads(done.stdout.strip().splitlines()[-1])
+            ratios[name] += held["ratios"]
+            loads.append(held["load"])
+    print(f"load of the machine {min(loads):.1f} to {max(loads):.1f}, {os.cpu_count()} cores, one thread, GPT of 6.9 M parameters")
+    print("tool      plain step  CPU: median [lowest - highest]      clock: median [lowest - highest]")
+    for name, held in ratios.items():
+        if held:
+            step, cpu, wall = zip(*held, strict=True)
+            print(f"{name:8}  {statistics.median(step) * 1e3:7.0f} ms  {spoken(cpu)}  {spoken(wall)}")
+
+
+def spoken(ratios: tuple[float, ...]) -> str:
+    lowest, middle, highest = (100 * (one - 1) for one in (min(ratios), statistics.median(ratios), max(ratios)))
+    return f"{middle:+6.1f} % [{lowest:+6.1f} - {highest:+6.1f}]".ljust(34)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- alerts
+def correlated(random: np.random.Generator, size: tuple[int, int], by: float) -> np.ndarray:
+    """Return an autoregressive process of variance 1."""
+    from scipy.signal import lfilter
+
+    return np.asarray(lfilter([(1 - by * by) ** 0.5], [1, -by], random.standard_normal(size), axis=0))
+
+
+def alerts(steps: int) -> None:
+    """Print alerts in healthy noise, and after how many steps each planted fault is known."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from monitor.test_alerts import AT, FAULTS, run
+    from trueup.analysis.monitor.alerts import Alerts
+
+    names = tuple(f"gradient_norm/l{k}" for k in range(SERIES))
+    for kind, noise in NOISE.items():
+        random, judge, found = np.random.default_rng(0), Alerts(None, 0, 1), []
+        started, at = time.process_time(), 0
+        while at < steps:
+            some = min(10_000, steps - at)
+            trend = -0.3 * np.log1p((at + np.arange(some)) / 1000)
+            values = np.exp(0.15 * noise(random, (some, SERIES + 1)) + trend[:, None])
+            for k in range(some):
+                row = values[k, :SERIES]
+                total = np.sqrt(np.sum(row * row, keepdims=True))
+                blocks = [(LOSS, values[k, SERIES:] ** 0.2 * 3), (TOTAL, total), (names, row)]
+                found += judge.take(at + k, blocks)
+            at += some
+        each = (time.process_time() - started) / steps * 1e3
+        rules = ", ".join(sorted({one.rule for one in found}))
+        many = f"{len(found):3} alerts in {steps:,} steps of {SERIES + 2} series ({rules or '-'})"
+        print(f"{kind:24} {many}, {each:.2f} ms a step", flush=True)
+    for fault, (spoil, _, _, most) in FAULTS.items():
+        first = run(spoil)[0]
+        print(f"{fault:42} {first.rule:10} after {first.step - AT:2} steps (at most {most})")
+
+
+LOSS, TOTAL = ("loss",), ("gradient_norm",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "alerts", "one"))
+    parser.add_argument("--rival", help="Python of an environment with mindstudio-probe")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--tool", choices=("trueup", "msprobe"))
+    given = parser.parse_args()
+    if given.what == "one":
+        measured(given.tool, given.blocks)
+    elif given.what == "cost":
+        cost(given.rival, given.rounds, given.blocks)
+    else:
+        alerts(given.steps)
+
+
+if __name__ == "__main__":
+    main()
