@@ -257,7 +257,7 @@ class Monitor:
     def begins(self, model: Any) -> None:
         """A model begins to run: a step's capture begins or ends here, between two steps."""
         if self._capture is not None and self.step > self._captured:
-            self._end_capture()
+            self._end_capture(whole=True)
         if self._capture is None and self._capture_next:
             self._capture_next = False
             directory = self.path / CAPTURES / f"step-{self.step:06d}"
@@ -339,13 +339,14 @@ class Monitor:
         self._capture, self._captured, self.paused = begun, last, True
         return True
 
-    def _end_capture(self) -> None:
+    def _end_capture(self, *, whole: bool = False) -> None:
+        """End a capture; ``whole``: the next step has begun, so its last one holds all that followed."""
         if self._capture is not None:
             with suppress(Exception):
                 self._capture.__exit__(None, None, None)
             self._capture = None
             self.paused = self._off or self._over
-            if self._window is not None and self.step > self._captured:  # else the run has ended inside it
+            if self._window is not None and whole:
                 self._check(self._window)
             self._window = None
 
