@@ -15,6 +15,7 @@ from trueup.doors.cli import main
 from trueup.doors.report.saving import save
 from trueup.exchange import curves
 from trueup.exchange.curves import metrics
+from trueup.foundation.store.series import SeriesWriter
 from verdict.captures import Recording
 
 Said = pytest.CaptureFixture[str]
@@ -154,3 +155,15 @@ def test_a_library_that_is_missing_is_named_first(
     assert main(["export-metrics", str(report), "--to", "tensorboard", "-o", str(tmp_path / "o")]) == 2
     assert "pip install 'trueup[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_monitored_run(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path / "m", 0, {"monitor": {}}, {"world_size": 1})
+    for step, row in enumerate(([3.0, 0.5], [2.5, 0.25])):
+        writer.append(step, [(("loss", "gradient_norm/a"), np.array(row))])
+    writer.close("complete")
+    (run,) = curves.read(exported(tmp_path / "m", "tensorboard", tmp_path / "board") / "m")
+    assert (run.series["loss"].values.tolist(), run.series["gradient_norm/a"].values.tolist()) == ([3.0, 2.5], [0.5, 0.25])
+    text = (exported(tmp_path / "m", "openmetrics", tmp_path / "prom") / "trueup.prom").read_text()
+    assert 'trueup_loss{run="m",step="1"} 2.5' in text
+    assert "gradient_norm" not in text, "layers are none of Prometheus'"

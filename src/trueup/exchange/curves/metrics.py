@@ -1,6 +1,7 @@
 """What a capture or a report has to say to a tracker of experiments: curves by step, findings, facts about the run.
 
     capture    loss, gradient_norm, tensors_with_nan, tensors_with_inf; the first call that overflowed, where one did
+    monitored  every series of its first rank
     report     loss and gradient_norm of both runs; of the candidate: calls_that_deviate, largest_error (how many times the error
                that rounding explains); the verdict and its culprits
 """
@@ -18,14 +19,14 @@ import msgspec
 import numpy as np
 
 from trueup.analysis.audit.reading import stream_of
-from trueup.analysis.curves.run import Series
+from trueup.analysis.curves.run import Series, of_capture
 from trueup.analysis.triage.running import losses_of
 from trueup.comparison.result.gradients import Norm, norms_of, over_steps
 from trueup.exchange.curves.files import LARGEST
 from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import advance
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.layout import MANIFEST
+from trueup.foundation.store.layout import MANIFEST, MONITOR
 from trueup.foundation.words.wording import clean
 
 VERDICT = "verdict.json"
@@ -68,7 +69,8 @@ def read(source: Path) -> Metrics:
     """Return what a capture or a report's folder (or its verdict.json) tells. Raises TrueupError if it is neither, or cannot be
     read, or tells no number and no finding."""
     if (source / MANIFEST).is_file():
-        found = _of_capture(open_capture(source))
+        capture = open_capture(source)
+        found = _of_monitored(capture) if MONITOR in capture.root else _of_capture(capture)
     elif source.name == VERDICT and source.is_file():
         found = _of_report(source)
     elif (source / VERDICT).is_file():
@@ -89,6 +91,13 @@ def read(source: Path) -> Metrics:
 
 
 # ---------------------------------------------------------------- a capture
+def _of_monitored(capture: Capture) -> Metrics:
+    run, ranks = of_capture(capture), len(capture.ranks)
+    facts = _texts({"capture": str(capture.path), "ranks": str(ranks)})
+    notes = [*map(clean, run.notes), *([f"the first of {ranks} ranks is written"] if ranks > 1 else [])]
+    return Metrics([Told(capture.path.resolve().name or "run", _held(run.series), facts)], notes)
+
+
 def _of_capture(capture: Capture) -> Metrics:
     notes = [clean(problem) for problem in capture.problems]
     series = {LOSS: Series.of(losses_of(capture))}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.analysis.curves.run import Series
+from trueup.analysis.monitor.kinds import kind_of
 from trueup.exchange.curves.metrics import Finding, Metrics, Told
 from trueup.foundation.environment import variable_set
 from trueup.foundation.model import TrueupError
@@ -103,6 +104,8 @@ def _openmetrics(found: Metrics, directory: Path) -> tuple[Path, str]:
     samples: defaultdict[str, list[str]] = defaultdict(list)
     for one in found.runs:
         for name, series in one.series.items():
+            if "/" in name:  # a layer's
+                continue
             steps, values = series.steps.tolist(), series.values.tolist()
             stride = math.ceil(len(steps) / MOST_SAMPLES)
             for at in sorted({*range(0, len(steps), stride), len(steps) - 1}):  # the last one always
@@ -115,7 +118,7 @@ def _openmetrics(found: Metrics, directory: Path) -> tuple[Path, str]:
         for number, held in enumerate(one.findings, 1):
             shown = _finding(held, number)
             samples["finding"].append(_sample(1.0 if held.ratio is None else held.ratio, run=one.name, **shown))
-    lines = [line for name, told in samples.items() for line in (f"# HELP trueup_{name} {HELP[name]}", *_family(name, told))]
+    lines = [line for name, told in samples.items() for line in (f"# HELP trueup_{name} {_help(name)}", *_family(name, told))]
     write_file(directory / PROM, ["\n".join([*lines, "# EOF", ""]).encode("utf-8", "replace")])
     return directory / PROM, f"node_exporter --collector.textfile.directory {directory}"
 
@@ -132,6 +135,10 @@ HELP = {
     "verdict": "1 at the verdict.",
     "finding": "What is wrong; the value is the error in multiples of what rounding explains, 1 where there is no such number.",
 }
+
+
+def _help(name: str) -> str:
+    return HELP.get(name) or f"{kind_of(name).meaning}, by step."
 
 
 def _family(name: str, told: list[str]) -> list[str]:

@@ -26,8 +26,8 @@ def following(doing: str = "capturing", steps: int | None = None, *, counts: boo
     if not is_heard():
         yield {}
         return
+    advance(doing, "steps" if counts else "", 0, steps if counts else None)
     if not counts:
-        advance(doing, "", 0)
         yield {}
         return
     ended = Event()
