@@ -5,7 +5,8 @@
 
 - weights, buffers, what an optimizer reads, on ranks that differ in their data alone: they drifted, or were not reduced
 - weights that all ranks had alike in the first step, and no longer have
-- a forward call that is given the same bytes on all ranks and makes others on one: the odd rank by majority; twice, it is suspect
+- a forward call that is given the same bytes on all ranks and makes others on one: the odd rank by majority; twice, it is suspect,
+  and once, if its recorded call gives the others' bits when it is executed again
 - dropout that drew the same mask on other data; ranks that are all given the same data, and cut no weight
 
 Pieces of which nothing says how they lie are not judged, and counted.
@@ -26,7 +27,7 @@ from trueup.comparison.layout.standing import Standing, in_one_pass, renamed, st
 from trueup.comparison.result.layouts import SURE, finding_of
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_weight
-from trueup.foundation.model import VerdictWord
+from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
 from trueup.foundation.words.layout_sentence import ranks_text
 from trueup.foundation.words.wording import counted, one_line
@@ -77,7 +78,7 @@ def ranks_of(capture: Capture) -> Ranks | None:
     found += _same_data(steps[0], standing, read)
     found.sort(key=lambda one: (one.step, one.seq))
     unknown = sum(one.kind not in SURE for one in run.apart)
-    return Ranks(*_concluded(found, unknown, len(capture.ranks), len(steps)), tuple(found), unknown)
+    return Ranks(*_concluded(found, unknown, capture, len(steps)), tuple(found), unknown)
 
 
 def _of_apart(run: Joined) -> Iterator[Odd]:
@@ -184,7 +185,23 @@ def _same_data(step: int, standing: Standing, read: dict[int, Calls]) -> Iterato
         yield Odd(step, 0, ranks, said)
 
 
-def _concluded(found: list[Odd], unknown: int, world: int, steps: int) -> tuple[VerdictWord, str]:
+def _gives_the_others_bits(capture: Capture, odd: Odd) -> bool:
+    """Tell whether the recorded call of an odd rank gives the bits of the others when it is executed again, here."""
+    if capture.root.get("detail") != "tensor" or OTHERWISE not in odd.said or len(odd.ranks) != 1:
+        return False
+    from trueup.analysis.rerun.replay import again
+
+    try:
+        outcomes = [one for one in again(capture, odd.seq) if (one.step, one.seq) == (odd.step, odd.seq)]
+    except TrueupError:  # the device, or the framework, is not here
+        return False
+    words = {one.rank: one.verdict for one in outcomes}
+    others = {word for rank, word in words.items() if rank not in odd.ranks}
+    return words.get(odd.ranks[0]) == "wrong" and others == {"accurate"}
+
+
+def _concluded(found: list[Odd], unknown: int, capture: Capture, steps: int) -> tuple[VerdictWord, str]:
+    world = len(capture.ranks)
     if not found:
         open_ = f"; of {counted(unknown, 'slot')} nothing says how the ranks' pieces lie" if unknown else ""
         word: VerdictWord = "inconclusive" if unknown else "aligned"
@@ -200,4 +217,7 @@ def _concluded(found: list[Odd], unknown: int, world: int, steps: int) -> tuple[
         f"; rank {suspect[0]} computed otherwise more than once: suspect its hardware (trueup verify-capture runs its calls again)"
         if suspect else ""
     )  # fmt: skip
+    odd = next((one for one in found if OTHERWISE in one.said), first)
+    if not suspect and _gives_the_others_bits(capture, odd):
+        hint = f"; executed again, its call gives the others' bits: suspect the hardware of rank {odd.ranks[0]}"
     return "deviates", f"{first.said}{more}{hint}"

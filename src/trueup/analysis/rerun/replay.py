@@ -234,6 +234,13 @@ def verify(
     return Verification(str(capture), run(settings, output, processes=processes), tuple(damaged(opened)))
 
 
+def again(capture: Capture, number: int) -> Sequence[Outcome]:
+    """Execute the functions of one number, of all ranks and steps, where they were recorded, and compare bits."""
+    device, threads = _where(capture)
+    settings = Settings(str(capture.path), device, ("api",), patterns=(str(number),), threads=threads, verify=True, draws=False)
+    return run(settings, None, processes=1).outcomes
+
+
 def damaged(capture: Capture) -> Iterator[str]:
     """Read all kept tensors; yield a sentence for each that is lost or holds other bytes than were recorded."""
     seen: set[tuple[Any, ...]] = set()
