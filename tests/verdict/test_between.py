@@ -172,3 +172,38 @@ def test_of_what_rounding_makes_unseen_little_is_alike_in_all_elements(
         with trueup.capture(side, model=model, level=("module",)):
             model(torch.randn(32, 24).to(torch.bfloat16)).sum().backward()
     assert trueup.compare(*sides).verdict == verdict
+
+
+class Rounding(nn.Linear):  # type: ignore[misc]
+    """Each element is off by ``units`` of bfloat16, up or down, as on another processor."""
+
+    units = 0
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        return y.float() * (1 + self.units * 2**-9 * torch.where(torch.arange(y.shape[-1]) % 2 == 0, 1, -1))
+
+
+class Middle(nn.Module):  # type: ignore[misc]
+    """Two layers, between which something is done that no module does."""
+
+    def __init__(self, units: int, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.first, self.change, self.last = Rounding(24, 24), change, nn.Linear(24, 3)
+        self.first.units = units
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.change(self.first(x)))
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(lambda y: y, "aligned"), (lambda y: y + 0.15 * y.roll(1, 0), "deviates")])
+def test_what_is_done_between_two_modules_is_not_excused_by_how_the_first_rounds(
+    change: Callable[[Any], Any], verdict: str, tmp_path: Path
+) -> None:
+    sides = [tmp_path / "baseline", tmp_path / "candidate"]
+    for side, units, made in zip(sides, (0, 2), (lambda y: y, change), strict=True):
+        torch.manual_seed(0)
+        model = Middle(units, made)
+        with trueup.capture(side, model=model, level=("module",)), torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(256, 24)).float().square().mean().backward()
+    assert trueup.compare(*sides).verdict == verdict

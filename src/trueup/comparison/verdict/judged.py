@@ -299,23 +299,23 @@ class Tree:
     def resolved(self, pair: int) -> bool:
         """Tell whether the calls inside a matched call speak for it: each was compared, and the call's error may be one of
         theirs. Else weights that differ inside speak: the call was given them, though they are none of its slots."""
-        verdicts = self.verdicts
-        calls = [int(side[pair]) for side in verdicts.errors.calls]
-        direct = [self._ran_inside(call, side) for side, call in enumerate(calls)]
+        verdicts, stream = self.verdicts, self.streams[1]
+        direct = [self._ran_inside(int(calls[pair]), side) for side, calls in enumerate(verdicts.errors.calls)]
         alone = [direct[side][self.pairs[side][direct[side]] < 0] for side in (0, 1)]
         if not len(direct[1]):
             return False
-        below = [inner for call in direct[1].tolist() for inner in (call, *self.inside(call))]
-        inner = self.pairs[1][below]
-        inner = inner[inner >= 0]
+        inner = self.pairs[1][[n for call in direct[1].tolist() for n in (call, *self.inside(call))]]
+        inner, nested = inner[inner >= 0], NESTED
         if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
             return False
-        if only_modules(self.streams[1]):  # what arises between those inside one is read there, and no call is seen to make it
+        if only_modules(stream):  # what arises between those inside one is read there, and no call is seen to make it
             inner = inner[verdicts.error_out[inner] / verdicts.criterion.certain_carried > self._unmade[inner]]
+            if stream.phase[verdicts.errors.calls[1][pair]] == stream.names.number("forward"):  # no gradients are added up
+                nested = verdicts.criterion.certain
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
             return bool(errors[np.isin(of, inner)].max(initial=0.0) * NESTED >= verdicts.error_out[pair])
-        return bool(verdicts.error_out[inner].max(initial=0.0) * NESTED >= verdicts.error_out[pair])
+        return bool(verdicts.error_out[inner].max(initial=0.0) * nested >= verdicts.error_out[pair])
 
     def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
         """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged. They
