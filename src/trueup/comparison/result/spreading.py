@@ -28,9 +28,12 @@ from trueup.foundation.store import Capture
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.overview import Overview
 
-SHARES = 4  # of each worker, so that none waits long for the last one
-LARGEST = 64  # ranks of a share
-WORTHWHILE = 64  # ranks from which on workers are started unasked: each takes a second to begin
+SHARES = 4
+"""Shares of each worker, so that none waits long for the last one."""
+LARGEST = 64
+"""Ranks of a share."""
+WORTHWHILE = 64
+"""Ranks from which on workers are started unasked: each takes a second to begin."""
 
 COUNTED = (
     "asked", "judged", "cleared", "_lone_gradients", "_stepped", "uncompared", "covered", "uncovered", "incomparable", "outputs",

@@ -476,7 +476,7 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
         whys, call = {reason.why for reason in suspect.because}, suspect.judged.call.candidate
         saved = (suspect.rank, suspect.step, call.forward_seq) in known
         if Why.LAW in whys:  # what a wrong function saved keeps no law in its gradient
-            saved |= any(_function(c) == _function(suspect) for c in culprits)
+            saved |= any(c.phase != suspect.phase and _function(c) == _function(suspect) for c in culprits)
         elif Why.RECOMPUTED in whys:  # what an operator saved is an input of the one that reads it: computed again from that
             saved &= call.level != "aten"
         carried = suspect.kind == "input" or suspect.judged.error_in >= GONE  # an input no call made may hold it unseen
