@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, set[str]]]:
     seen: list[tuple[int, int, set[str]]] = []
     real = parts.read
 
-    def counting(part: parts.Part, columns: Any, where: Any) -> Any:
-        seen.append((part.step, part.rows, {*(part.names if columns is None else columns), *where}))
-        return real(part, columns, where)
+    def counting(several: Sequence[parts.Part], columns: Any, where: Any) -> Any:
+        seen.extend((part.step, part.rows, {*(part.names if columns is None else columns), *where}) for part in several)
+        return real(several, columns, where)
 
     monkeypatch.setattr(parts, "read", counting)
     return seen

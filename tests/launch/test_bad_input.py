@@ -66,9 +66,9 @@ def test_as_a_process_of_its_own(tmp_path: Path, complete: Path) -> None:
 
 
 def test_newer_format(broken: Path, complete: Path, capsys: Capsys) -> None:
-    edit(broken / "manifest.json", format_version=2)
+    edit(broken / "manifest.json", format_version=3)
     assert refused(capsys, complete, broken) == (
-        f"{broken} was recorded in a newer format: expected format_version up to 1, got 2; upgrade trueup to read it"
+        f"{broken} was recorded in a newer format: expected format_version up to 2, got 3; upgrade trueup to read it"
     )
 
 

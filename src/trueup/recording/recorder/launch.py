@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, read_root
 from trueup.foundation.store.policy_uses import policy_lines
-from trueup.foundation.store.series import last_step
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE
@@ -580,6 +579,8 @@ def tell_monitored(directory: Path, code: int, reports: Sequence[Report], *, goe
         said = [*(f"{_name(one)} failed: {one['failure']}" for one in reports if one.get("failure"))]
         said = said or [f"{_name(one)}: {one['why']}" for one in reports if one.get("why")]
         if code > KILLED and not said:
+            from trueup.foundation.store.series import last_step  # loads Arrow
+
             last = max((held_to for one in directory.glob("rank-*") if (held_to := last_step(one)) is not None), default=None)
             where = f"its series in {directory} end with step {last:,}" if last is not None else "it had written no series yet"
             say(f"the command was killed (exit code {code}); {where}")
