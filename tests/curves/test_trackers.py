@@ -166,4 +166,5 @@ def test_a_monitored_run(tmp_path: Path) -> None:
     assert (run.series["loss"].values.tolist(), run.series["gradient_norm/a"].values.tolist()) == ([3.0, 2.5], [0.5, 0.25])
     text = (exported(tmp_path / "m", "openmetrics", tmp_path / "prom") / "trueup.prom").read_text()
     assert 'trueup_loss{run="m",step="1"} 2.5' in text
-    assert "gradient_norm" not in text, "layers are none of Prometheus'"
+    assert "gradient_norm/" not in text, "a layer's series are none of Prometheus'"
+    assert 'gradient_norm="l2 norm' in text

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 COLUMNS = (">steps", ">baseline", ">candidate", ">diff. %", ">90 % interval", "word")
 POINTS = 2000  # of a curve that a page draws; of more each is the mean of its neighbours
 STEPS_SHOWN = 6
+NAMED = 12  # series that an export lists
 
 
 def document(found: Verdict) -> dict[str, Any]:
@@ -171,7 +172,9 @@ def render_metrics(found: Metrics, written: Path, following: str, console: Conso
     """Say what was written, where, what could not be told, and how to look at it."""
     for one in found.runs:
         points = max((len(series.steps) for series in one.series.values()), default=0)
-        what = [", ".join(one.series) or "no curve", counted(points, "step"), counted(len(one.findings), "finding")]
+        names = [*one.series][:NAMED]
+        names += [f"{len(one.series) - NAMED:,} more"] if len(one.series) > NAMED else []
+        what = [", ".join(names) or "no curve", counted(points, "step"), counted(len(one.findings), "finding")]
         console.print(f"{clean(one.name)}: {'; '.join(what)}", markup=False, soft_wrap=True)
     for note in found.notes:
         print_lines(console, [f"note  {clean(note)}"], 6)

@@ -20,6 +20,7 @@ import numpy as np
 
 from trueup.analysis.audit.reading import stream_of
 from trueup.analysis.curves.run import Series, of_capture
+from trueup.analysis.monitor.kinds import kind_of
 from trueup.analysis.triage.running import losses_of
 from trueup.comparison.result.gradients import Norm, norms_of, over_steps
 from trueup.exchange.curves.files import LARGEST
@@ -93,7 +94,7 @@ def read(source: Path) -> Metrics:
 # ---------------------------------------------------------------- a capture
 def _of_monitored(capture: Capture) -> Metrics:
     run, ranks = of_capture(capture), len(capture.ranks)
-    facts = _texts({"capture": str(capture.path), "ranks": str(ranks)})
+    facts = _texts({"capture": str(capture.path), "ranks": str(ranks), NORM: kind_of(NORM).meaning})
     notes = [*map(clean, run.notes), *([f"the first of {ranks} ranks is written"] if ranks > 1 else [])]
     return Metrics([Told(capture.path.resolve().name or "run", _held(run.series), facts)], notes)
 

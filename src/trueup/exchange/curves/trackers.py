@@ -125,7 +125,7 @@ def _openmetrics(found: Metrics, directory: Path) -> tuple[Path, str]:
 
 HELP = {
     "loss": "Loss by step, as recorded.",
-    "gradient_norm": "Root of the summed squares of all gradients by step, before clipping.",
+    "gradient_norm": "Root of the summed squares of all gradients by step; trueup_run_info says of which.",
     "tensors_with_nan": "Tensors with NaN by step.",
     "tensors_with_inf": "Tensors with infinities by step.",
     "calls_that_deviate": "Calls by step whose outputs are further apart than rounding explains.",
