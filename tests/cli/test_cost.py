@@ -124,9 +124,9 @@ def test_a_command_loads_no_other(name: str) -> None:
 
 
 def test_a_name_that_is_nearly_a_command_is_put_right() -> None:
-    ran = subprocess.run([sys.executable, "-m", "trueup", "montor"], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-m", "trueup", "monitors"], capture_output=True, text=True)
     assert ran.returncode == 64
-    assert ran.stderr == "trueup: No such command 'montor'. Did you mean 'monitor'?\n  next:     trueup --help\n"
+    assert ran.stderr == "trueup: No such command 'monitors'. Did you mean 'monitor'?\n  next:     trueup --help\n"
 
 
 def test_loading_keeps_the_collector_away_and_leaves_it_as_it_was() -> None:
