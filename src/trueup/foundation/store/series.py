@@ -155,7 +155,7 @@ def _take_root(directory: Path, root: Mapping[str, Any]) -> None:
     durable.make_folder(directory, parents=True)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     content = {"created": created, **root, "format_version": layout.FORMAT_VERSION}
-    if not (directory / layout.MANIFEST).exists() and any(directory.glob("rank-*")):
+    if any(directory.glob("rank-*")) and not (directory / layout.MANIFEST).exists():  # in this order: another rank may begin now
         raise _occupied(directory, "folders of ranks without a manifest")
     try:
         durable.write_json(directory / layout.MANIFEST, redacted(content), replace=False)
