@@ -5,7 +5,7 @@ Where one parameter of a run says that it is cut, one that does not is a replica
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trueup.comparison.layout.calls import Key, plain
@@ -19,13 +19,7 @@ def stated_in(manifest: Mapping[str, Any]) -> dict[str, Way]:
     modules = modules_of(manifest)
     root = next(iter(modules), "")
     prefix = f"{root}." if root and all(name == root or name.startswith(f"{root}.") for name in modules) else ""
-    found: dict[str, Way] = {}
-    for scope, module in modules.items():
-        for name, said in module.items():
-            if name.endswith(LIES) and isinstance(said, str):
-                way = _way(dict(word.partition("=")[::2] for word in said.split()))
-                if way is not None:
-                    found[plain(path(scope, name.removesuffix(LIES)).removeprefix(prefix))] = way
+    found = {plain(name.removeprefix(prefix)): way for name, told in _told(manifest) if (way := _way(told)) is not None}
     return found if any(way.kind == "sharded" for way in found.values()) else {}
 
 
@@ -33,14 +27,19 @@ def flat_order(manifests: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return the weights in the order in which flat buffers hold them (DeepSpeed, ZeRO 1 and 2), where each says where."""
     begins: dict[str, tuple[int, int]] = {}
     for rank, manifest in sorted(manifests.items()):
-        for scope, module in modules_of(manifest).items():
-            for name, said in module.items():
-                if name.endswith(LIES) and isinstance(said, str):
-                    told = dict(word.partition("=")[::2] for word in said.split())
-                    flat, weight = (told.get(one, "").partition(":")[0] for one in ("zero_flat", "zero_weight"))
-                    if weight == "0" and flat.isdigit():
-                        begins.setdefault(plain(path(scope, name.removesuffix(LIES))), (rank, int(flat)))
+        for name, told in _told(manifest):
+            flat, weight = (told.get(one, "").partition(":")[0] for one in ("zero_flat", "zero_weight"))
+            if weight == "0" and flat.isdigit():
+                begins.setdefault(plain(name), (rank, int(flat)))
     return sorted(begins, key=lambda name: begins[name])
+
+
+def _told(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the weights that say how they lie, by path, and what they say."""
+    for scope, module in modules_of(manifest).items():
+        for name, said in module.items():
+            if name.endswith(LIES) and isinstance(said, str):
+                yield path(scope, name.removesuffix(LIES)), dict(word.partition("=")[::2] for word in said.split())
 
 
 def _way(told: Mapping[str, str]) -> Way | None:

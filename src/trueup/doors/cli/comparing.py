@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
 REPEAT = "A second baseline run: differences of this size count as noise."
 COSINE = "List the calls with an output of that cosine or less."
+MAPPED = "Which scopes and operators are which; calls to ignore."
 JOBS = "Processes that share the ranks; else one a processor from 64 ranks on."
 ENGINE = "Where they run: local, ray or dask, or a cluster at ray:ADDRESS, dask:ADDRESS."
 RECOMPUTE = "For how long calls behind a culprit are computed again, where CAND holds tensors."
@@ -44,9 +45,7 @@ def compare(
     reference: Annotated[File, typer.Option(metavar="FP64", help="The run in float64: the distance from it decides.")] = None,
     cosine: Annotated[Share, typer.Option(metavar="X", min=-1, max=1, help=COSINE)] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --cosine: how many.")] = 10,
-    mapping: Annotated[
-        File, typer.Option("--map", metavar="FILE", help="Which scopes and operators are which; calls to ignore.")
-    ] = None,
+    mapping: Annotated[File, typer.Option("--map", metavar="FILE", help=MAPPED)] = None,
     shards: Annotated[File, typer.Option(metavar="FILE", help="How tensors lie on ranks, where nothing else says it.")] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
     jobs: Annotated[Optional[int], typer.Option("--jobs", "-j", metavar="N", min=1, help=JOBS)] = None,  # noqa: UP045
