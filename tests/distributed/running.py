@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 from nursery import Nursery
+from ports import free_port
 
 WORLD = 2
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(nursery: Nursery, out: Path, *scenarios: str, **variables: str) -> list[tuple[int, str]]:
@@ -25,7 +19,7 @@ def start(nursery: Nursery, out: Path, *scenarios: str, **variables: str) -> lis
 
 def joined(nursery: Nursery, logs: Path, job: str, variables: dict[str, str], **arguments: Any) -> list[tuple[int, str]]:
     """Run a job in both ranks; return each rank's exit code and what it printed."""
-    common = {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), **variables}
+    common = {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
     logs.mkdir(exist_ok=True)
     ranks = [nursery.start(job, logs / f"log.{rank}", common | {"RANK": str(rank)}, **arguments) for rank in range(WORLD)]
     return [(rank.wait(), rank.said) for rank in ranks]

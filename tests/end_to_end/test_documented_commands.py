@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distributed.running import _free_port as free_port
 from end_to_end.executing import lines_of, wrong
 from nursery import Nursery
+from ports import free_port
 from readers import writers
 from test_documentation import PAGES, ROOT
 from trueup.doors.cli.app import run

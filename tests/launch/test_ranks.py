@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from distributed.running import _free_port
 from nursery import Nursery
+from ports import free_port
 from trueup.foundation.store import Capture, open_capture
 
 from .running import SCRIPTS, TRUEUP, environment, said, script, trueup_run
@@ -54,16 +55,21 @@ def test_torchrun(tmp_path: Path) -> None:
 
 def test_two_nodes_record_into_one_folder(tmp_path: Path) -> None:
     """Each starts a launcher of its own; the run's id says that they belong together."""
-    out, port = tmp_path / "capture", str(_free_port())
+    out, port = tmp_path / "capture", str(free_port())
+    logs = [tmp_path / f"node-{node}.log" for node in range(2)]
     nodes = []
-    for node in range(2):
+    for node, log in enumerate(logs):
         command = [*TRUEUP, "capture", "-o", out, "--run-id", "job-7", "--", sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
         command += ["--master-port", port, SCRIPTS / "ddp.py"]
-        nodes.append(subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        with log.open("w") as said_there:
+            nodes.append(subprocess.Popen(command, env=environment(), stdout=said_there, stderr=said_there))
+    while None in (codes := [node.poll() for node in nodes]) and not any(codes):
+        time.sleep(0.1)
     for node in nodes:
-        told = node.communicate(timeout=120)[1]
-        assert node.returncode == 0, told
+        node.terminate()  # the other of one that failed waits for it
+        node.wait()
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
     capture = open_capture(out)
     assert (capture.problems, first_inputs(capture), capture.root["run"]) == ([], {0: 1.0, 1: 2.0}, "job-7")
     again = trueup_run("capture", "-o", out, "--run-id", "job-8", "--", sys.executable, SCRIPTS / "ddp.py")

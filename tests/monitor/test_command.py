@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
 
 SCRIPT = """
-import os, socket, subprocess, sys
+import os, subprocess, sys
 if "RANK" not in os.environ:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env=os.environ | world | {"RANK": str(r)}) for r in range(2)]
     sys.exit(max(one.wait() for one in ranks))
 import torch
@@ -37,6 +36,7 @@ torch.distributed.destroy_process_group()
 def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     Path("train.py").write_text(SCRIPT)
     run = [sys.executable, "train.py"]
     command = ["monitor", "-o", "m", "--every", "1", "--digests", "2", "--no-alerts", "--json", "found.json", "--", *run]

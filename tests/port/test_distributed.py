@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ports import free_port
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, undo
@@ -211,10 +211,7 @@ def test_shares_of_a_batch(tmp_path: Path, warm: str) -> None:
         "print(sorted(sum(both[0] + both[1], [])), [len(one) for one in both[0]], mean)\n"
         "data_parallel.save(dist.get_rank(), 'rank.pt')\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port_of = str(free.getsockname()[1])
-    environment = {**os.environ, "TRUEUP_SIMULATED": "1", "NPUS": "0,1", "MASTER_PORT": port_of, "PYTHON": warm}
+    environment = {**os.environ, "TRUEUP_SIMULATED": "1", "NPUS": "0,1", "MASTER_PORT": str(free_port()), "PYTHON": warm}
     command = ["bash", str(tmp_path / "run_distributed_npu.sh")]
     ran = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr
