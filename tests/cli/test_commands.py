@@ -176,7 +176,7 @@ def test_bad_usage_is_one_message(trueup: Trueup, arguments: list[str], said: li
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_of_a_help_page_is_read(trueup: Trueup, name: str) -> None:
-    example = COMMANDS[name][1]
+    example = COMMANDS[name][2]
     assert f"Example: trueup {name} {example}" in " ".join(trueup(name, "--help").out.split())
     command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
     words = shlex.split(example)
@@ -221,6 +221,7 @@ def test_version_and_help(trueup: Trueup) -> None:
     bare = trueup()
     assert (bare.code, bare.err) == (64, "")
     assert all(f" {command} " in bare.out for command in COMMANDS)
+    assert all(f" {line} " in bare.out for _, line, _ in COMMANDS.values())  # whole on a terminal of 80 columns
 
 
 def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,9 +118,23 @@ def modules(*words: str) -> set[str]:
     return {name.removeprefix("trueup.doors.cli.") for name in ran.stderr.split() if name.startswith("trueup.doors.cli.")}
 
 
+PLACES = {place for place, _, _ in COMMANDS.values()}
+
+
+def test_a_list_of_the_commands_loads_none() -> None:
+    for words in (["--help"], ["monitors"]):
+        assert not modules(*words) & PLACES
+
+
+def test_help_draws_without_markdown_and_leaves_it_to_others() -> None:
+    code = f"{HELP}\nfinally: print('rich.markdown' in sys.modules); import rich.markdown; rich.markdown.Markdown('a').parsed"
+    ran = subprocess.run([sys.executable, "-c", f"import sys\ntry: {code}"], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False"
+
+
 @pytest.mark.parametrize("name", ["compare", "import", "simdev"])
 def test_a_command_loads_no_other(name: str) -> None:
-    assert modules(name, "--help") & {place for place, _ in COMMANDS.values()} == {COMMANDS[name][0]}
+    assert modules(name, "--help") & PLACES == {COMMANDS[name][0]}
 
 
 def test_a_name_that_is_nearly_a_command_is_put_right() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from trueup.doors.cli import options
@@ -19,45 +19,72 @@ from trueup.foundation.version import VERSION
 
 TRACEBACK = "TRUEUP_TRACEBACK"  # environment variable that lets an unexpected exception through, for whoever debugs Trueup itself
 
-COMMANDS = {
-    "capture": ("running", "-o runs/cpu --steps 0:3 -- python train.py"),
-    "watch": ("running", "--stop-after 1 -- python train.py"),
-    "monitor": ("monitoring", "-o runs/monitor -- python train.py"),
-    "triage": ("running", "--baseline runs/gpu -- python train.py"),
-    "push": ("running", "runs/cpu s3://bucket/runs/cpu"),
-    "compact": ("running", "runs/cpu"),
-    "compare": ("comparing", "runs/cpu runs/npu -o report"),
-    "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
-    "invariants": ("monitoring", "runs/npu --check invariants.json"),
-    "report": ("monitoring", "runs/npu --trend -o trend"),
-    "curves": ("comparing", "base-*.csv -- cand-*.csv --margin 0.5%"),
-    "import": ("one_run", "dump_npu/ -o runs/dumped"),
-    "show": ("one_run", "runs/npu --scope 'neck*' --phase backward"),
-    "diff": ("comparing", "runs/cpu:neck.lstm/torch.lstm#0:output.0 runs/npu"),
-    "shell": ("one_run", "runs/cpu runs/npu"),
-    "map": ("comparing", "runs/torch runs/paddle -o map.toml"),
-    "convert-weights": ("comparing", "model.pt model.safetensors --map map.toml --to paddle"),
-    "check": ("one_run", "runs/npu --against runs/gpu"),
-    "preflight": ("one_run", "runs/gpu -- python train.py"),
-    "overflow": ("one_run", "runs/npu --replay"),
-    "heal": ("running", "runs/npu -- python train.py"),
-    "bisect": ("running", "--over scopes --check 'python judge.py {run}' -- python train.py"),
-    "replay": ("replaying", "runs/gpu --device npu"),
-    "reproduce": ("replaying", "report culprit --device npu -o repro"),
-    "verify-capture": ("replaying", "runs/gpu"),
-    "shadow-report": ("replaying", "runs/shadow"),
-    "simdev": ("simdev", "run -- python train.py"),
-    "assess": ("port", "-- python train.py"),
-    "port": ("port", "train.py -o ported --prove 'python train.py'"),
-    "explain-log": ("migration", "logs/"),
-    "env": ("migration", "runs/gpu runs/npu"),
-    "profile": ("migration", "-- python train.py"),
-    "export": ("migration", "net.py:make -o net.onnx"),
-    "export-metrics": ("one_run", "report --to tensorboard -o board"),
-    "checkpoint": ("migration", "repair model.pth --like clean.pt -o fixed.safetensors"),
+GROUPS = {
+    "Record a run": {
+        "capture": (
+            "running",
+            "Run a command and record what its training computes.",
+            "-o runs/cpu --steps 0:3 -- python train.py",
+        ),
+        "watch": ("running", "Run a command and watch it for NaN, Inf, saturation.", "--stop-after 1 -- python train.py"),
+        "monitor": ("monitoring", "Run a command and take its numbers all the time.", "-o runs/monitor -- python train.py"),
+        "import": ("one_run", "Make a capture of another tool's dump.", "dump_npu/ -o runs/dumped"),
+        "push": ("running", "Bring a capture to object storage.", "runs/cpu s3://bucket/runs/cpu"),
+        "compact": ("running", "Pack a capture: fewer files, a fifth of the bytes.", "runs/cpu"),
+        "verify-capture": ("replaying", "Execute a capture where it was made: the same bits?", "runs/gpu"),
+    },
+    "Compare two runs": {
+        "compare": ("comparing", "Name the first call that made two runs differ.", "runs/cpu runs/npu -o report"),
+        "align": ("comparing", "Compare step by step after a recipe.", "runs/cpu runs/npu --recipe paddle"),
+        "curves": ("comparing", "Say whether two sets of loss curves are the same.", "base-*.csv -- cand-*.csv --margin 0.5%"),
+        "diff": ("comparing", "Compare two tensors element by element.", "runs/cpu:neck.lstm/torch.lstm#0:output.0 runs/npu"),
+        "map": ("comparing", "Propose which layer of one model is which of another.", "runs/torch runs/paddle -o map.toml"),
+        "preflight": ("one_run", "List settings that differ, and what each one does.", "runs/gpu -- python train.py"),
+        "env": ("migration", "Say which variables differ, conflict, change numbers.", "runs/gpu runs/npu"),
+    },
+    "Look into one run": {
+        "show": ("one_run", "Show what a capture holds.", "runs/npu --scope 'neck*' --phase backward"),
+        "shell": ("one_run", "Look around in one capture or two, at a prompt.", "runs/cpu runs/npu"),
+        "check": ("one_run", "Find dangerous casts and lost mixed precision.", "runs/npu --against runs/gpu"),
+        "overflow": ("one_run", "Find the first call that overflowed.", "runs/npu --replay"),
+        "invariants": ("monitoring", "Learn what holds in a healthy run; check another.", "runs/npu --check invariants.json"),
+        "report": ("monitoring", "Say which alerts a monitored run had; draw its series.", "runs/npu --trend -o trend"),
+        "shadow-report": ("replaying", "Say what a shadow run found, without a baseline.", "runs/shadow"),
+        "explain-log": ("migration", "Say which error of a run's logs came first, and why.", "logs/"),
+    },
+    "From a culprit to a fix": {
+        "triage": ("running", "Tell an overflow, a compiler and an operator apart.", "--baseline runs/gpu -- python train.py"),
+        "replay": ("replaying", "Execute recorded calls again, here or on a device.", "runs/gpu --device npu"),
+        "reproduce": ("replaying", "Write one recorded call as a test without Trueup.", "report culprit --device npu -o repro"),
+        "heal": ("running", "Find a policy that makes a run right, and verify it.", "runs/npu -- python train.py"),
+        "bisect": (
+            "running",
+            "Find the fewest changes that make a training right.",
+            "--over scopes --check 'python judge.py {run}' -- python train.py",
+        ),
+    },
+    "Move a training": {
+        "assess": ("port", "Say what an Ascend NPU has for a training's operators.", "-- python train.py"),
+        "port": ("port", "Rewrite a training for another device, and prove it.", "train.py -o ported --prove 'python train.py'"),
+        "convert-weights": (
+            "comparing",
+            "Convert a model's weights to another framework.",
+            "model.pt model.safetensors --map map.toml --to paddle",
+        ),
+        "checkpoint": (
+            "migration",
+            "Look into checkpoint files; repair them.",
+            "repair model.pth --like clean.pt -o fixed.safetensors",
+        ),
+        "export": ("migration", "Export a model to ONNX, and prove it.", "net.py:make -o net.onnx"),
+        "profile": ("migration", "Say where the time of a step goes.", "-- python train.py"),
+        "export-metrics": ("one_run", "Write TensorBoard, OpenMetrics, W&B or MLflow files.", "report --to tensorboard -o board"),
+        "simdev": ("simdev", "Simulate a device with faults, to try all this.", "run -- python train.py"),
+    },
 }
-"""The commands in the order of the help: the module that has a function of that name, or a `Typer` of several, and an example."""
+"""What the help shows, in its order: the module that has a function of that name, or a `Typer` of several; a line; an example."""
 
+COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 HANDS_ON = ("capture", "watch", "monitor", "triage", "bisect", "assess")  # their command's options are not ours
 
 
@@ -70,27 +97,47 @@ class TwoSides(options.Command):
 
 
 class Commands(TyperGroup):
-    """The commands by name: a module is imported when its command is asked for."""
+    """The commands by name: a module is imported when its command is asked for, and none for a list of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all names, in order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, None where there is none; all are loaded then, for one of them is suggested."""
-        for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
-            if name not in self.commands:
-                self.commands[name] = _loaded(name)
-        found = self.commands.get(cmd_name)
-        if found is not None and ctx is not None and not ctx.resilient_parsing:
+        """Return a command, None where there is none."""
+        if cmd_name not in COMMANDS:
+            self.commands = self._lines()  # one of their names is suggested
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _loaded(cmd_name)
+        found = self.commands[cmd_name]
+        if ctx is not None and not ctx.resilient_parsing:
             from trueup.doors.cli.settings import defaults
 
             ctx.default_map = {cmd_name: defaults(found, cmd_name)}
         return found
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help: a line for each command."""
+        options.prepare_help()
+        TyperGroup(name=self.name, commands=self._lines(), params=self.params, help=self.help, epilog=self.epilog).format_help(
+            ctx, formatter
+        )
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return what the shell may complete a word to."""
+        return TyperGroup(name=self.name, commands=self._lines(), params=self.params).shell_complete(ctx, incomplete)
+
+    def _lines(self) -> dict[str, Any]:
+        return {
+            name: TyperCommand(name, short_help=short, rich_help_panel=title)
+            for title, rows in GROUPS.items()
+            for name, (_, short, _) in rows.items()
+        }
+
 
 def _loaded(name: str) -> Any:
-    place, words = COMMANDS[name]
+    place, _, words = COMMANDS[name]
     module, example = import_module(f"trueup.doors.cli.{place}"), f"Example: trueup {name} {words}"
     its = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
     if isinstance(its, typer.Typer):
