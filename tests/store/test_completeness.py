@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -17,6 +16,8 @@ from trueup.foundation.store import durable, open_capture
 
 from .captures import columns, small, writer
 
+COLUMNS = ["step", "seq", "slot", "l2", "digest", "sketch", "value"]
+PACKED = ["packed-0000.parquet", "packed-0001.parquet"]
 PARTS = [f"step-{step:06d}/records-{part:04d}.parquet" for step in range(3) for part in range(2)]
 
 
@@ -158,38 +159,36 @@ def test_a_world_size_that_nobody_believes_costs_nothing(tmp_path: Path, world: 
     assert open_capture(run).unfinished == []
 
 
-def test_parts_written_side_by_side_leave_no_hole_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The later a part, the sooner it is written; at each moment, what has its name is all up to one of them."""
-    run, steps = tmp_path / "run", 40
-    out = writer(run)
-    publish, stage, seen = durable.publish, durable.stage, []
-
-    def slowest_first(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
-        sleep(0.002 * (steps - int(path.parent.name[-6:])))
-        stage(path, chunks, sync=sync)
-
-    def watched(path: Path) -> None:
-        publish(path)
-        capture = open_capture(run)
-        seen.append((capture.lost, capture.steps))
-
-    monkeypatch.setattr(durable, "stage", slowest_first)
-    monkeypatch.setattr(durable, "publish", watched)
-    out.write_parts({step: columns() for step in range(steps)})
-    assert seen == [([], list(range(step + 1))) for step in range(steps)]
+def test_the_parts_of_many_steps_are_packed_as_they_are_written(tmp_path: Path) -> None:
+    """And read as those that were written one by one; a portion of fewer steps is in folders of steps."""
+    run, apart = tmp_path / "run", tmp_path / "apart"
+    out, other = writer(run), writer(apart)
+    for steps in (range(40), range(40, 45), range(45, 90)):
+        out.write_parts({step: columns(seed=step) for step in steps})
+        for step in steps:
+            other.write_records(step, columns(seed=step))
+    out.close()
+    other.close()
+    assert sorted(path.name for path in (run / "rank-00000").iterdir() if path.suffix == ".parquet") == PACKED
+    assert len([*run.glob("rank-00000/step-*")]) == 5
+    first, second = open_capture(run), open_capture(apart)
+    assert (first.problems, first.lost, first.steps) == (second.problems, [], list(range(90)))
+    held, expected = (sorted(map(str, one.records(COLUMNS).to_pylist())) for one in (first, second))
+    assert held == expected
 
 
-def test_a_part_that_could_not_be_written_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_that_could_not_be_written_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, stage = tmp_path / "run", durable.stage
     out = writer(run)
 
     def full(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
-        if path.parent.name == "step-000007":
+        if path.name == PACKED[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         stage(path, chunks, sync=sync)
 
     monkeypatch.setattr(durable, "stage", full)
     with pytest.raises(OSError, match="No space left"):
         out.write_parts({step: columns() for step in range(40)})
-    assert open_capture(run).lost == ["rank 0: 1 part of records with 12 rows is missing after step-000006/records-0000.parquet"]
-    assert open_capture(run).steps[-1] == 39
+    out.write_parts({step: columns() for step in range(40, 44)})
+    assert open_capture(run).lost == ["rank 0: 40 parts of records with 480 rows are missing at the beginning"]
+    assert open_capture(run).steps == [40, 41, 42, 43]

@@ -109,14 +109,14 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_does_not_read_back_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path / "run")
     expected = read(open_capture(run))
-    whole = packing._encoded
+    whole = packing.encoded
 
     def flipped(*given: object) -> list[bytes]:
         content = bytearray(b"".join(map(bytes, whole(*given))))
         content[len(content) // 3] ^= 16
         return [bytes(content)]
 
-    monkeypatch.setattr(packing, "_encoded", flipped)
+    monkeypatch.setattr(packing, "encoded", flipped)
     with pytest.raises(TrueupError, match="did not read back as what was packed, and was removed"):
         compact(open_capture(run))
     assert read(open_capture(run)) == expected

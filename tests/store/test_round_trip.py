@@ -155,7 +155,7 @@ def test_manifests(tmp_path: Path) -> None:
     out.close("interrupted")
     write_process(tmp_path / "run", {"captured": 0}, pid=77)
     capture = open_capture(tmp_path / "run")
-    assert capture.root["format_version"] == 1
+    assert capture.root["format_version"] == 2
     assert capture.root["run"] == "abc"
     assert capture.ranks[0]["status"] == "complete"
     assert capture.ranks[0]["notes"] == ["torch.compile was turned off"]
@@ -213,7 +213,7 @@ def test_files_are_those_of_the_design(tmp_path: Path) -> None:
         "rank-00000/step-000000/records-0001.parquet",
         "rank-00000/tensors-0000.safetensors",
     ]
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["format_version"] == 1
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["format_version"] == 2
 
 
 def test_a_view_of_a_payload(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The capture directory, format 1: its layout, its columns, how it is written and how it is read.
+"""The capture directory, format 2: its layout, its columns, how it is written and how it is read.
 
 A recorder makes a ``Writer`` on the rank that ``claim`` gives it; everybody else calls ``open_capture``. No framework
 is imported here, and nothing that is read is trusted. docs/format.md says the same for readers without this package.

@@ -11,7 +11,7 @@
                    tensors-0000.safetensors          payload
                    shadow-0000.parquet               local errors, of a shadow run (`trueup.recording.execution.shadow`)
                    step-000000/records-0000.parquet  one row per slot of a call
-                   packed-0000.parquet               likewise, of many small steps (`packed`; format 2)
+                   packed-0000.parquet               likewise, of many steps (`packing`)
                    series-0000.parquet               numbers by step, of a monitor (`series`); it has no records
 """
 
@@ -27,8 +27,7 @@ from typing import Any
 
 from trueup.foundation.model import TrueupError
 
-FORMAT_VERSION = 1  # what is written
-PACKED_VERSION = 2  # the same with packed parts, and the newest that is read
+FORMAT_VERSION = 2  # 1 had no packed parts
 URL = re.compile(r"(s3|gs|az):/{1,2}([^/].*)")
 """Of a URL that was taken for a path one slash is left."""
 MANIFEST = "manifest.json"
@@ -59,6 +58,11 @@ def step_name(step: int) -> str:
 def records_name(part: int) -> str:
     """Return ``records-0000.parquet``."""
     return f"records-{part:04d}.parquet"
+
+
+def holds_records(directory: Path) -> bool:
+    """Tell whether some rank wrote records into a folder, whether or not that can be opened."""
+    return any(entry for kind in ("step-*/records-*", "packed-*") for entry in directory.glob(f"rank-*/{kind}"))
 
 
 def number(pattern: re.Pattern[str], name: str) -> int | None:
@@ -147,9 +151,9 @@ def read_root(root: Path) -> dict[str, Any]:
             f"{path} is no manifest of a capture: expected a format_version of at least 1, got {repr(version)[:40]}; "
             "give the directory that was passed to -o"
         )
-    if version > PACKED_VERSION:
+    if version > FORMAT_VERSION:
         raise TrueupError(
-            f"{root} was recorded in a newer format: expected format_version up to {PACKED_VERSION}, got {version}; "
+            f"{root} was recorded in a newer format: expected format_version up to {FORMAT_VERSION}, got {version}; "
             "upgrade trueup to read it"
         )
     return content

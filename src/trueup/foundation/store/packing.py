@@ -1,4 +1,4 @@
-"""Packed records (format 2): the parts of many steps of a rank in one Parquet file, with an index.
+"""Packed records: the parts of many steps of a rank in one Parquet file, with an index.
 
 A step of few rows costs a folder, a file and 400 bytes a row. Packed, the rows of many lie one after the other::
 
@@ -79,8 +79,8 @@ def compact(capture: Capture) -> Packed:
         if manifest.get("status") == "recording" and lock.get("host") == socket.gethostname() and alive(lock.get("pid")):
             raise TrueupError(f"{path} is being recorded: rank {rank} by process {lock.get('pid')}\n  next:     wait for its end")
     runs = [*_runs([part for part in capture.parts if part.group is None and part.rows])]
-    if runs and capture.root["format_version"] < layout.PACKED_VERSION:  # first: an older reader would miss what is packed
-        durable.write_json(path / layout.MANIFEST, {**capture.root, "format_version": layout.PACKED_VERSION})
+    if runs and capture.root["format_version"] < layout.FORMAT_VERSION:  # first: an older reader would miss what is packed
+        durable.write_json(path / layout.MANIFEST, {**capture.root, "format_version": layout.FORMAT_VERSION})
     for n, run in enumerate(runs):
         advance("packing", "files", n, len(runs))
         rest = run
@@ -130,7 +130,7 @@ def _pack(root: Path, run: Sequence[Part], done: Packed) -> list[Part]:
     known = [layout.number(layout.PACKED, entry.name) for entry in folder.iterdir()]
     number = max((one for one in known if one is not None), default=-1) + 1
     path = folder / f"packed-{number:04d}.parquet"
-    durable.write_file(path, _encoded(held, types, number))
+    durable.write_file(path, encoded(held, types, number))
     _check(path, held)
     files = [part.path for part, _ in held]
     done.before += sum(file.stat().st_size for file in files)
@@ -148,7 +148,7 @@ class _Group:
     tables: list[pa.Table] = field(default_factory=list)
 
 
-def _encoded(held: Sequence[tuple[Part, pa.Table]], types: dict[str, pa.DataType], number: int) -> Iterator[memoryview | bytes]:
+def encoded(held: Sequence[tuple[Part, pa.Table]], types: dict[str, pa.DataType], number: int) -> Iterator[memoryview | bytes]:
     """Return the chunks of a packed file."""
     groups, index = [_Group()], []
     names, levels = list(dict.fromkeys(part.names for part, _ in held)), list(dict.fromkeys(part.levels for part, _ in held))

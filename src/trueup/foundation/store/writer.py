@@ -12,6 +12,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,14 @@ import pyarrow.parquet as pq
 from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import tell_written
 from trueup.foundation.redaction import redacted
-from trueup.foundation.store import durable, layout, schema
+from trueup.foundation.store import durable, layout, packing, schema
 from trueup.foundation.store.ownership import Displaced, check_run, holder, take
-from trueup.foundation.store.parallel import side_by_side
-from trueup.foundation.store.parts import contents, sealed
+from trueup.foundation.store.parts import contents, sealed, told_part
 from trueup.foundation.store.segment import PendingSegment
 from trueup.foundation.store.sketch_pages import PAGE_BYTES, Lanes, locate
 
 KNOWN_KEYS = 1 << 18  # payloads whose segment is remembered, some 250 bytes each
-MANY = 32  # parts from which on they are written side by side: steps of 30 ms, as portions come each second
+MANY = 32  # steps of a portion from which on they are packed: of 30 ms, as portions come each second
 SEGMENT_BYTES = 64 * 2**20  # payload that is gathered before a segment is written
 
 
@@ -65,7 +65,7 @@ class Writer:
         self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
         self._manifest["writer"] = os.urandom(8).hex()  # of two runs, the process may have the same number
         self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
-        self._part_bytes: deque[int] = deque()  # of parts that are not counted in yet; threads that write side by side add to it
+        self._packed = 0  # files of packed parts
         self._written = 0  # bytes of parts
         self._parts: dict[int, int] = {}
         self._keys: dict[str, str] = {}
@@ -85,67 +85,54 @@ class Writer:
         """Write a part of records for each of several steps (from 0), after what they refer to: step -> columns for
         ``schema.table``, or the table made of them; ``rank`` and ``step`` are filled in.
 
-        Many short steps would each wait twice for the disk: they are written side by side, and get their names one after the
-        other, so a killed process leaves all up to one of them. A few are not: writing threads take processor and interpreter
-        lock from the training. Raises OSError if a part was not written (nothing of it is left), ValueError if the columns do not
-        make a table.
+        The parts of many short steps are packed (`packing`): as files of their own each would wait twice for the disk. They are
+        one file, so a killed process leaves all of them or none. Raises OSError if a part was not written (nothing of it is left),
+        ValueError if the columns do not make a table.
         """
         with self._lock:
             self._flush()
             tables = {step: part if isinstance(part, pa.Table) else schema.table(part) for step, part in parts.items()}
             work = [(step, table) for step, table in tables.items() if table.num_rows]
-            together = []
-            for step, table in work:
-                part = (step, table, self._place(step))
-                if len(work) > MANY:
-                    together.append(part)
-                else:
-                    self._publish(self._stage_part(part))
-                self._counts["parts"] += 1
-                self._counts["rows"] += table.num_rows
-                self._parts[step] = self._parts.get(step, 0) + 1
-            self._publish_all(side_by_side(self._staged_or_failed, together))
-            while self._part_bytes:
-                self._written += self._part_bytes.popleft()
+            kinds = [{field.name: field.type for field in table.schema} for _, table in work]
+            alike = [len(work) > MANY and kind == kinds[0] for kind in kinds]  # a file has columns of one type
+            if any(alike):
+                self._write_packed([one for one, like in zip(work, alike, strict=True) if like], kinds[0])
+            for (step, table), like in zip(work, alike, strict=True):
+                if not like:
+                    self._write_part(step, table)
             tell_written(len(self._parts), self._counts["rows"], self._written + self._counts["payload_bytes"])
 
-    def _place(self, step: int) -> dict[str, Any]:
-        """Return what the seal of a step's next part says of its place among all parts of this rank."""
+    def _told(self, step: int, table: pa.Table) -> dict[str, Any]:
+        """Return what the seal of a step's next part tells, of its place among all parts of this rank too."""
         before = {"parts": self._counts["parts"], "rows": self._counts["rows"]}
-        return {"part": self._parts.get(step, 0), "writer": self._manifest["writer"], "before": before}
+        place = {"part": self._parts.get(step, 0), "writer": self._manifest["writer"], "before": before}
+        return contents(table, self.rank, step) | place
 
-    def _stage_part(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path:
-        """Write a part, in whichever thread, and return the path that it is to have."""
-        step, table, place = item
-        table = schema.filled(table, step=step, rank=self.rank)
+    def _count(self, step: int, table: pa.Table) -> None:
+        self._counts["parts"] += 1
+        self._counts["rows"] += table.num_rows
+        self._parts[step] = self._parts.get(step, 0) + 1
+
+    def _write_part(self, step: int, table: pa.Table) -> None:
         folder = self.folder / layout.step_name(step)
         folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
-        file, lanes = encode_records(table)
-        told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told(), **place}
-        self._part_bytes.append(file.size)
-        path = folder / layout.records_name(place["part"])
-        durable.stage(path, sealed(file, told))
-        return path
+        file, lanes = encode_records(schema.filled(table, step=step, rank=self.rank))
+        told = self._told(step, table) | {"sketches": lanes and lanes.told()}
+        self._write(folder / layout.records_name(told["part"]), sealed(file, told))
+        self._count(step, table)
+        self._written += file.size
 
-    def _staged_or_failed(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path | OSError:
-        try:
-            return self._stage_part(item)
-        except OSError as error:
-            return error
-
-    def _publish_all(self, staged: Sequence[Path | OSError]) -> None:
-        """Publish what could be written; one that failed leaves a gap in the count, and the capture ends with its error."""
-        for path in staged:
-            if isinstance(path, Path):
-                self._publish(path)
-        for failed in staged:
-            if isinstance(failed, OSError):
-                raise failed
-
-    def _publish(self, path: Path) -> None:
-        """Give a staged file its name, and have it synced."""
-        durable.publish(path)
-        self._syncer.add(path)
+    def _write_packed(self, several: Sequence[tuple[int, pa.Table]], types: dict[str, pa.DataType]) -> None:
+        place, held = list(types).index("sketch"), []
+        for step, table in several:
+            told, whole = self._told(step, table), schema.filled(table, step=step, rank=self.rank)
+            whole = whole.set_column(place, "sketch", schema.stored_sketches(whole["sketch"]))
+            held.append((replace(told_part(self.folder, told), number=told["part"]), whole))
+            self._count(step, table)  # if they cannot be written, that leaves a gap in the count
+        path = self.folder / f"packed-{self._packed:04d}.parquet"
+        self._write(path, packing.encoded(held, types | {"sketch": schema.STORED_SKETCH}, self._packed))
+        self._packed += 1
+        self._written += path.stat().st_size
 
     def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
         """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.

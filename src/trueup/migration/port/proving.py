@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store import open_capture
+from trueup.foundation.store.layout import holds_records
 from trueup.foundation.words.wording import counted
 from trueup.migration.port.porting import Seen
 from trueup.migration.port.running import REDIRECT, table
@@ -254,7 +255,7 @@ def record(
     command = [program, *words[1:]]
     environment = {**zeroed(), **environment}
     code = execute(into, options, command, environment=environment, output=log, timeout=timeout, folder=folder, seed=SEED)
-    recorded = (into / "manifest.json").is_file() and any(into.glob("rank-*/step-*/records-*"))
+    recorded = (into / "manifest.json").is_file() and holds_records(into)
     if recorded and code == 0:
         return None
     lines = [line.strip(" \t=") for line in log.read_text("utf-8", "replace").splitlines() if line.strip(" \t=")]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, read_root
+from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, holds_records, read_root
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
@@ -384,7 +384,7 @@ def _told(
     reports = reports_of(directory)
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
-    if capture is None and any(directory.glob("rank-*/step-*/records-*")):
+    if capture is None and holds_records(directory):
         notes.append(f"what was captured into {directory} cannot be opened{ended}; nothing of it was removed")
         say(f"{notes[0]}\n  next:     trueup show {directory} says why")
         return code or 2, None
