@@ -12,6 +12,7 @@ from typing import Any
 import trueup
 from faults.training import Training
 from trueup.foundation.store import durable
+from trueup.foundation.store.layout import holds_records
 from trueup.recording.recorder import flusher
 
 MB = 2**20
@@ -61,7 +62,7 @@ def limited(out: str, steps: int, size: int, **options: Any) -> None:
     with trueup.capture(out, model=training.model, **options):
         for step in range(steps):
             say("step", step, training.step().hex())
-            if any(Path(out, "rank-00000").glob("step-*/*.parquet")):
+            if holds_records(Path(out)):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
             time.sleep(0.02)
     say("trained")

@@ -11,6 +11,7 @@ import pytest
 
 from launch.running import TRUEUP, environment, said, script, trueup_run
 from nursery import LIMIT
+from trueup.foundation.store import open_capture
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -20,7 +21,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
         env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until = time.monotonic() + LIMIT
-    while len(list(out.glob("rank-00000/step-*"))) < 30:
+    while not ((out / "manifest.json").exists() and len(open_capture(out).steps) >= 30):
         assert time.monotonic() < until, process.poll()
         time.sleep(0.02)
     return process

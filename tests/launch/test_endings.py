@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.layout import holds_records
 
 from .running import SCRIPTS, TRUEUP, cli, environment, said, script, trueup_run
 
@@ -84,7 +85,7 @@ def test_killed_mid_step(tmp_path: Path, complete: Path, capsys: pytest.CaptureF
         out = tmp_path / f"capture-{attempt}"
         process, pid = start(out, "forever")
         assert process.stdout is not None
-        while not list(out.glob("rank-00000/step-*/records-*.parquet")):  # until a flush came by itself
+        while not holds_records(out):  # until a flush came by itself
             process.stdout.readline()
         for _ in range(random.randrange(50)):  # up to a second more
             process.stdout.readline()
