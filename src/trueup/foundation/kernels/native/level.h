@@ -44,6 +44,35 @@ static void widen_half(const uint16_t *x, int n, float *to)
         to[i] = half_value(x[i]);
 }
 
+/* Eight-bit floats are halves with fewer bits of either part: what a shift makes of one is a power of two away from its value, and
+ * halves are widened by an instruction, subnormals too. Those of 5 bits of exponent and bias 16 are in the table: halves have no such. */
+static void widen_eight(const uint8_t *x, int n, int real, float *to)
+{
+    const float *values = EIGHT_VALUES[(real - E4M3FN) & 3];
+    int i = 0;
+#if LEVEL >= 256
+    if (real != E5M2FNUZ) {
+        const __m256 scale = _mm256_set1_ps(real == E5M2 ? 1.0f : real == E4M3FN ? 256.0f : 128.0f);
+        const __m256i magnitude = _mm256_set1_epi16(127), nan = _mm256_set1_epi16(0x7e00);
+        const __m256i odd = _mm256_set1_epi16(real == E4M3FN ? 127 : 128); /* the code of NaN, without a sign or with it */
+        const __m256i asked = _mm256_set1_epi16(real == E4M3FN ? 127 : 255);
+        for (; i + 16 <= n; i += 16) {
+            const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(x + i)));
+            __m256i half = _mm256_slli_epi16(code, 8);
+            if (real != E5M2) {
+                const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi16(0x7fff), half);
+                half = _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(code, magnitude), 7));
+                half = _mm256_or_si256(half, _mm256_and_si256(_mm256_cmpeq_epi16(_mm256_and_si256(code, asked), odd), nan));
+            }
+            _mm256_store_ps(to + i, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), scale));
+            _mm256_store_ps(to + i + 8, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), scale));
+        }
+    }
+#endif
+    for (; i < n; i++)
+        to[i] = values[x[i]];
+}
+
 static void widen_brain(const uint16_t *x, int n, float *to)
 {
     for (int i = 0; i < n; i++) {
@@ -61,7 +90,6 @@ static void widen_brain(const uint16_t *x, int n, float *to)
 
 static void widen_float(const char *x, int n, int real, float *to)
 {
-    const float *values = EIGHT_VALUES[(real - E4M3FN) & 3];
     switch (real) {
     case FLOAT16: widen_half((const void *)x, n, to); break;
     case BFLOAT16: widen_brain((const void *)x, n, to); break;
@@ -70,7 +98,7 @@ static void widen_float(const char *x, int n, int real, float *to)
     case UINT8: WIDEN(uint8_t, from[i]); break;
     case UINT16: WIDEN(uint16_t, from[i]); break;
     case BOOL: WIDEN(uint8_t, from[i] != 0); break;
-    default: WIDEN(uint8_t, values[from[i]]); break;
+    default: widen_eight((const void *)x, n, real, to); break;
     }
 }
 

@@ -55,6 +55,23 @@ static ALWAYS_INLINE Bits_float count_same_float(Bits_float count, Vector_float 
 static ALWAYS_INLINE Bits_double count_same_double(Bits_double count, Vector_double x, Vector_double y) { return count - (Bits_double)(x == y); }
 static ALWAYS_INLINE Bits_float count_common_float(Bits_float count, Bits_float x, Bits_float y) { return count - (Bits_float)((x & y) != 0); }
 static ALWAYS_INLINE Bits_double count_common_double(Bits_double count, Bits_double x, Bits_double y) { return count - (Bits_double)((x & y) != 0); }
+#if LEVEL == 256
+static ALWAYS_INLINE Vector_double above(Vector_double x, Vector_double floor, Vector_double instead)
+{
+    return (Vector_double)_mm256_blendv_pd((__m256d)instead, (__m256d)x, (__m256d)(x > floor));
+}
+static ALWAYS_INLINE Bits_float least_float(Bits_float a, Bits_float b) { return (Bits_float)_mm256_min_epu32((__m256i)a, (__m256i)b); }
+static ALWAYS_INLINE Bits_float most_float(Bits_float a, Bits_float b) { return (Bits_float)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+/* Of numbers below 2**63: their signed order is the unsigned one. */
+static ALWAYS_INLINE Bits_double least_double(Bits_double a, Bits_double b)
+{
+    return (Bits_double)_mm256_blendv_epi8((__m256i)a, (__m256i)b, _mm256_cmpgt_epi64((__m256i)a, (__m256i)b));
+}
+static ALWAYS_INLINE Bits_double most_double(Bits_double a, Bits_double b)
+{
+    return (Bits_double)_mm256_blendv_epi8((__m256i)b, (__m256i)a, _mm256_cmpgt_epi64((__m256i)a, (__m256i)b));
+}
+#else
 static ALWAYS_INLINE Vector_double above(Vector_double x, Vector_double floor, Vector_double instead)
 {
     Mask_double m = x > floor;
@@ -81,6 +98,7 @@ static ALWAYS_INLINE Bits_double most_double(Bits_double a, Bits_double b)
     Bits_double m = (Bits_double)((Mask_double)a < (Mask_double)b);
     return (b & m) | (a & ~m);
 }
+#endif
 /* By the exponent of x / 2 as a float, which is signed; below its leading bit one is cleared, so that rounding cannot carry. */
 static ALWAYS_INLINE Bits_float length_float(Bits_float x)
 {
@@ -88,6 +106,27 @@ static ALWAYS_INLINE Bits_float length_float(Bits_float x)
     const Bits_float exponent = (Bits_float)__builtin_convertvector((Mask_float)even, Vector_float) >> 23;
     return ((exponent - 126) & (Bits_float)(half != 0)) - (Bits_float)(x != 0);
 }
+#if LEVEL == 256
+/* By its halves: the length of the upper one and 32, unless that is nothing. */
+static ALWAYS_INLINE Bits_double length_double(Bits_double x)
+{
+    const Bits_double both = (Bits_double)length_float((Bits_float)x), upper = both >> 32;
+    const Bits_double some = (Bits_double)(upper != 0);
+    return ((upper + 32) & some) | (both & 0xff & ~some);
+}
+static ALWAYS_INLINE void store_bytes_float(uint8_t *to, Bits_float x)
+{
+    const __m256i first = _mm256_set1_epi32(0x0c080400); /* of each quarter */
+    const __m256i v = _mm256_shuffle_epi8((__m256i)x, first);
+    _mm_storel_epi64((__m128i *)to, _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+static ALWAYS_INLINE void store_bytes_double(uint8_t *to, Bits_double x)
+{
+    const __m256i v = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi16(0x0800));
+    const int four = _mm_cvtsi128_si32(_mm_unpacklo_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+    memcpy(to, &four, sizeof four);
+}
+#else
 static ALWAYS_INLINE Bits_double length_double(Bits_double x)
 {
     Bits_double length;
@@ -105,6 +144,7 @@ static ALWAYS_INLINE void store_bytes_double(uint8_t *to, Bits_double x)
     for (int j = 0; j < DOUBLES; j++)
         to[j] = (uint8_t)x[j];
 }
+#endif
 static ALWAYS_INLINE Bytes count_byte(Bytes count, Bytes x, Bytes key) { return count - (Bytes)(x == key); }
 #endif
 
