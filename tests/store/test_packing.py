@@ -12,7 +12,7 @@ import pytest
 
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Capture, durable, open_capture, packing, sketch_matrix
+from trueup.foundation.store import Capture, durable, open_capture, packing, parts, sketch_matrix
 from trueup.foundation.store.packing import compact
 
 from .captures import columns, files, writer
@@ -63,6 +63,20 @@ def test_many_parts_are_cut_into_groups_and_files(tmp_path: Path, monkeypatch: p
     assert compact(open_capture(run)).files == 2
     assert read(open_capture(run)) == expected
     assert {part.group for part in open_capture(run).parts} == {0, 1, 2}
+
+
+def test_steps_that_are_read_in_turn_open_their_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path / "run")
+    compact(open_capture(run))
+    expected = [open_capture(run).records(["seq", "l2"], step=step) for step in range(3)]
+    opened: list[int] = []
+    from_disk = parts._read
+    monkeypatch.setattr(parts, "_read", lambda part, needed: opened.append(part.step) or from_disk(part, needed))
+    capture = open_capture(run)
+    assert [str(capture.records(["seq", "l2"], step=step)) for step in range(3)] == [str(one) for one in expected]
+    assert opened == [0]
+    capture.records(["seq", "l2"], step=3)
+    assert not capture._kept  # its last step was read: nothing is held any more
 
 
 @pytest.mark.parametrize("left", range(9))

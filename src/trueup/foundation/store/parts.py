@@ -169,20 +169,42 @@ def _looked_up(path: Path) -> Part:
     return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
 
 
-def read(several: Sequence[Part], columns: Collection[str] | None, where: Collection[str]) -> list[pa.Table]:
+KEPT = 4  # row groups of a packed file of which steps are still to come: columns of all calls, sketches, and what only some need
+
+Kept = dict[tuple[Any, ...], pa.Table]
+
+
+def read(
+    several: Sequence[Part], columns: Collection[str] | None, where: Collection[str], kept: Kept | None = None
+) -> list[pa.Table]:
     """Read columns (None: all), and those ``where`` `settled` will choose, of a part, or of several in one row group of a packed
-    file; as in the file. Raises one of ``BROKEN``."""
+    file; as in the file. Who reads the parts one after the other keeps in ``kept`` a row group that has more of them. Raises one
+    of ``BROKEN``."""
     first = several[0]
     chosen = None if columns is None else {*columns, *where, *KEYS}
     wanted = [[name for name in part.names if chosen is None or name in chosen] for part in several]
     needed = list(dict.fromkeys(name for names in wanted for name in names))
-    with pa.OSFile(str(first.path)) as source:
-        file = pq.ParquetFile(source, page_checksum_verification=True)
-        group = first.group
-        raw = file.read(needed, use_threads=False) if group is None else file.read_row_group(group, needed, use_threads=False)
-    if (group is None and raw.num_rows != first.rows) or raw.num_rows < max(part.start + part.rows for part in several):
-        raise ValueError(f"holds {raw.num_rows} rows, expected {max(part.start + part.rows for part in several)}")
+    key = (first.path, first.group, *needed)
+    raw = None if kept is None else kept.pop(key, None)
+    if raw is None:
+        raw = _read(first, needed)
+    end = max(part.start + part.rows for part in several)
+    if (first.group is None and raw.num_rows != first.rows) or raw.num_rows < end:
+        raise ValueError(f"holds {raw.num_rows} rows, expected {end}")
+    if kept is not None and first.group is not None and end < raw.num_rows:
+        kept[key] = raw
+        for oldest in list(kept)[:-KEPT]:
+            kept.pop(oldest, None)
     return [raw.select(names).slice(part.start, part.rows) for part, names in zip(several, wanted, strict=True)]
+
+
+def _read(part: Part, needed: list[str]) -> pa.Table:
+    """Read columns of a part's file, or of its row group where it is packed."""
+    with pa.OSFile(str(part.path)) as source:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        if part.group is None:
+            return file.read(needed, use_threads=False)
+        return file.read_row_group(part.group, needed, use_threads=False)
 
 
 def settled(

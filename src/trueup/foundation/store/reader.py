@@ -89,13 +89,14 @@ class Capture:
             self._by_step.setdefault(part.step, {}).setdefault(part.rank, []).append(part)
         self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
+        self._kept: parts.Kept = {}  # what was read of a packed file and holds the next steps
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Capture({str(self.path)!r}, {len(self.ranks)} ranks, {len(self.steps)} steps, {self.rows} rows)"
 
     def __getstate__(self) -> dict[str, Any]:  # for another process of this user, which maps and locks for itself
-        return {**self.__dict__, "_segments": {}, "_lock": None}
+        return {**self.__dict__, "_segments": {}, "_kept": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "_lock": threading.Lock()})
@@ -104,7 +105,7 @@ class Capture:
         """Return this capture with the records of some ranks alone; steps, levels and columns are those of all."""
         found = copy(self)
         found.ranks = {rank: self.ranks[rank] for rank in ranks if rank in self.ranks}
-        found.problems, found.lost = list(self.problems), list(self.lost)
+        found.problems, found.lost, found._kept = list(self.problems), list(self.lost), {}
         held = {step: {rank: its[rank] for rank in ranks if rank in its} for step, its in self._by_step.items()}
         found._by_step, found._parts = held, [part for its in held.values() for several in its.values() for part in several]
         found._site_files = {rank: self._site_files[rank] for rank in ranks if rank in self._site_files}
@@ -231,7 +232,7 @@ class Capture:
 
     def _read(self, several: list[Part], names: list[str] | None, where: Collection[str]) -> list[tuple[Part, pa.Table]]:
         try:
-            return list(zip(several, parts.read(several, names, where), strict=True))
+            return list(zip(several, parts.read(several, names, where, self._kept), strict=True))
         except BROKEN as error:
             for part in several:
                 self._damaged(part, error)
