@@ -1,12 +1,16 @@
 """What `trueup monitor` costs beside msprobe's TrainerMon, and how often its alerts are wrong.
 
     python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 5 minutes; without --rival Trueup alone
+    python benchmarks/monitoring.py part                                 # a minute: CPU time of the monitor's own code
     python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, ten faults
 
 `cost`: the GPT of `models.py`, one thread. A process switches the monitor off and on in turn (TrainerMon cannot be taken off again:
 its process runs plain blocks, then its own), and processes of both tools take turns. Each tenth step is taken in full by both:
 activations, gradients, moments, weights, direction of gradients. CPU seconds of the whole process, so other work counts little;
 a ratio is that of two blocks beside each other. The rival's environment: `pip install mindstudio-probe` beside the same PyTorch.
+
+`part`: the CPU time between the entrance and the end of each of the monitor's hooks, and of the thread that writes files, beside
+that of reading once what has to be read: gradients in each step; in each tenth weights twice, their copy, moments, outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +99,62 @@ def with_trainer_mon(step: Any, folder: Path, blocks: int) -> list[tuple[float, 
     return [(cpu, (own := seconds(step, BLOCK))[0] / cpu, own[1] / wall) for cpu, wall in plain]
 
 
+def part(steps: int) -> None:
+    """Print CPU time of the monitor's own code, by hook, and that of only reading what it reads."""
+    import torch
+
+    import models
+    import trueup
+    from trueup.analysis.monitor.session import Monitor
+    from trueup.foundation.kernels import SPREAD, streams
+    from trueup.foundation.store.series import SeriesWriter
+    from trueup.recording.adapters.torch.monitored_layers import TorchLayers
+    from trueup.recording.engine.monitored_step import StepProbe
+
+    torch.set_num_threads(1)
+    spent: Counter[str] = Counter()
+    depth = 0
+
+    def timed(kind: Any, name: str, what: Callable[..., str]) -> None:
+        call = getattr(kind, name)
+
+        def around(self: Any, *given: Any) -> Any:
+            nonlocal depth
+            own = threading.current_thread() is not threading.main_thread()
+            depth += not own
+            began = time.thread_time()
+            try:
+                return call(self, *given)
+            finally:
+                took = time.thread_time() - began
+                depth -= not own
+                outermost = own or not depth
+                spent[what(*given) if outermost else f"  of that {what(*given)}"] += took
+                spent["all"] += took if outermost else 0
+
+        setattr(kind, name, around)
+
+    step = models.build("gpt")
+    seconds(step, WARM)
+    plain = seconds(step, EVERY)[0]
+    timed(StepProbe, "guarded", lambda what, *_: str(what))
+    timed(TorchLayers, "_ran", lambda *_: "a module's hook")
+    timed(Monitor, "ended", lambda *_: "writing and judging")
+    timed(SeriesWriter, "_write", lambda *_: "files")
+    with tempfile.TemporaryDirectory() as folder, trueup.monitor(step.model, step.optimizer, Path(folder) / "m", every=EVERY):
+        seconds(step, EVERY + 1)
+        spent.clear()
+        own = seconds(step, steps)[0]
+    table = [one for p in step.model.parameters() for one in (p.data_ptr(), 0, 0, 0, p.numel())]
+    reading = min(seconds(lambda: streams(SPREAD, table), 1)[0] for _ in range(20))
+    rows = 1 + 8 / EVERY  # gradients; in each tenth step gradient and momentum, weights and copy twice, momentum and variance
+    print(f"load {os.getloadavg()[0]:.1f}; a step of {plain * 1e3:.0f} ms CPU, {own * 1e3:.0f} ms with the monitor")
+    least = 1e3 * reading * rows
+    print(f"reading {rows:.1f} times as many bytes as the weights have: {least:.2f} ms a step, {least / plain / 10:.2f} % of it")
+    for what, took in spent.most_common():
+        print(f"{what:34} {took / steps * 1e3:7.3f} ms a step, {100 * took / steps / plain:5.2f} %")
+
+
 def cost(rival: str | None, rounds: int, blocks: int) -> None:
     """Let processes of both tools take turns and print medians."""
     tools = [("trueup", sys.executable), *([("msprobe", rival)] if rival else [])]
@@ -163,7 +225,7 @@ LOSS, TOTAL = ("loss",), ("gradient_norm",)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "alerts", "one"))
+    parser.add_argument("what", choices=("cost", "part", "alerts", "one"))
     parser.add_argument("--rival", help="Python of an environment with mindstudio-probe")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=3)
@@ -172,6 +234,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "one":
         measured(given.tool, given.blocks)
+    elif given.what == "part":
+        part(10 * EVERY)
     elif given.what == "cost":
         cost(given.rival, given.rounds, given.blocks)
     else:

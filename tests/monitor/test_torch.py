@@ -54,7 +54,10 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     assert (load[::2] >= 1).all()
 
 
-def test_moments_and_updates_of_one_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_moments_and_updates_of_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    if not compiled:
+        monkeypatch.setattr("trueup.recording.adapters.torch.monitoring.streams", lambda *_: None)
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 3, bias=False)
     model = torch.nn.Sequential(layer, torch.nn.ReLU())
@@ -82,6 +85,30 @@ def test_moments_and_updates_of_one_layer(tmp_path: Path) -> None:
     assert last["activation_zeros/1"] == pytest.approx(float((out == 0).float().mean()))
     assert last["activation_rms/1"] == pytest.approx(float(out.detach().norm() / math.sqrt(out.numel())), rel=1e-5)
     assert last["activation_max/1"] == pytest.approx(float(out.detach().abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_that_lie_in_another_order(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Sigmoid()).to(dtype, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    with trueup.monitor(model, optimizer, tmp_path / "m", every=1, alerts=False) as monitor:
+        for _ in range(3):
+            before = [one.detach().double().clone() for one in model.parameters()]
+            optimizer.zero_grad()
+            out = model(torch.randn(2, 3, 5, 5, dtype=dtype))
+            (40 * out).sum().backward()
+            optimizer.step()
+    assert monitor.failure is None
+    read = SeriesReader(tmp_path / "m")
+    last = {name: read.column(0, name)[-1] for name in read.names(0)}
+    gradients = [one.grad.double() for one in model.parameters()]
+    weights = [one.detach().double() for one in model.parameters()]
+    assert last["gradient_norm/0"] == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-5)
+    change = torch.cat([(one - two).flatten() for one, two in zip(weights, before, strict=True)]).norm()
+    assert last["update_ratio/0"] == pytest.approx(float(change / torch.cat([w.flatten() for w in weights]).norm()), rel=1e-2)
+    assert last["activation_saturated/1"] == pytest.approx(float(((out < 0.01) | (out > 0.99)).float().mean()), abs=1e-6)
+    assert last["activation_max/1"] == float(out.detach().abs().max())
 
 
 def test_attention_is_that_of_its_definition(tmp_path: Path) -> None:

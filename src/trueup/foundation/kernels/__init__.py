@@ -7,10 +7,32 @@ once by address (``native().measure``); comparisons call ``pair`` and ``distance
 
 from trueup.foundation.kernels._compiled import KINDS, copy, digest, hexadecimal, native
 from trueup.foundation.kernels._pair import Pair, Positions, coarser_dtype, pair, subtracted
+from trueup.foundation.kernels._streams import ABOVE, ALIKE, APART, SPREAD, STREAMED, streams
 from trueup.foundation.kernels._summary import MASKING, is_mask, summarize
 from trueup.foundation.kernels.sketch import at_least, distance, distances, relative_distance
 
 __all__ = [
-    "KINDS", "MASKING", "Pair", "Positions", "at_least", "coarser_dtype", "copy", "digest", "distance", "distances", "hexadecimal",
-    "is_mask", "native", "pair", "relative_distance", "subtracted", "summarize",
+    "ABOVE",
+    "ALIKE",
+    "APART",
+    "KINDS",
+    "MASKING",
+    "SPREAD",
+    "STREAMED",
+    "Pair",
+    "Positions",
+    "at_least",
+    "coarser_dtype",
+    "copy",
+    "digest",
+    "distance",
+    "distances",
+    "hexadecimal",
+    "is_mask",
+    "native",
+    "pair",
+    "relative_distance",
+    "streams",
+    "subtracted",
+    "summarize",
 ]  # fmt: skip

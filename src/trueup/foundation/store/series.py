@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -38,6 +39,7 @@ from trueup.foundation.store.reader import Capture, open_capture
 SERIES = re.compile(r"series-([0-9]{4,9})\.parquet")
 BLOCK = 2048  # most steps of a file
 SECONDS = (1.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
+FEW = 64  # steps of a file that is not compressed: that would take longer than all else of it
 MOST_SERIES = 100_000  # of a rank; a file that claims more is no monitor's
 AT_A_TIME = 512  # columns that are read together
 
@@ -73,6 +75,8 @@ class SeriesWriter:
         self._known: dict[int, tuple[Names, NDArray[np.intp]]] = {}  # by identity of a block's names, which stay alive here
         self._values, self._there = np.zeros((BLOCK, 0)), np.zeros((BLOCK, 0), bool)
         self._steps, self._times = np.zeros(BLOCK, np.int64), np.zeros(BLOCK)
+        self._writing: threading.Thread | None = None
+        self._error: OSError | None = None
         self._rows, self._began = 0, time.monotonic()
         self._due = self._began + SECONDS[0]
         self._manifest = {**manifest, "rank": rank, "pid": os.getpid()}
@@ -95,7 +99,7 @@ class SeriesWriter:
         self._rows += 1
         self.last_step = step
         if self._rows == BLOCK or time.monotonic() > self._due:
-            self.flush()
+            self._begin_writing()
 
     def _place(self, names: Names) -> NDArray[np.intp]:
         for name in names:
@@ -112,26 +116,49 @@ class SeriesWriter:
 
     def flush(self) -> None:
         """Write what there is; raises OSError if it cannot."""
+        self._begin_writing()
+        self._finish_writing()
+
+    def _begin_writing(self) -> None:
+        """Take what there is and write it beside the training: to encode it takes milliseconds, and a disk tens of them."""
         rows, now = self._rows, time.monotonic()
         self._due = now + min(SECONDS[1], max(SECONDS[0], (now - self._began) / 10))
         if not rows:
             return
-        arrays = {"step": pa.array(self._steps[:rows]), "time": pa.array(self._times[:rows])}
+        self._finish_writing()
+        arrays = {"step": pa.array(self._steps[:rows].copy()), "time": pa.array(self._times[:rows].copy())}
         held: NDArray[np.bool_] = np.asarray(self._there[:rows].any(axis=0), bool)
         for name, place in self._places.items():
             if held[place]:
-                values = np.ascontiguousarray(self._values[:rows, place])
+                values = np.ascontiguousarray(self._values[:rows, place]).copy()
                 arrays[name] = pa.array(values, pa.float64(), mask=~self._there[:rows, place], from_pandas=False)
-        sink = pa.BufferOutputStream()
-        pq.write_table(
-            pa.table(arrays), sink, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True,
-            use_byte_stream_split=[name for name in arrays if name != "step"],
-        )  # fmt: skip
-        told = {"rows": rows, "first": int(self._steps[0]), "last": int(self._steps[rows - 1])}
-        durable.write_file(self.folder / f"series-{self._next:04d}.parquet", sealed(sink.getvalue(), told))
+        file, told = self._next, {"rows": rows, "first": int(self._steps[0]), "last": int(self._steps[rows - 1])}
         self._next += 1
         self._rows = 0
-        self._there[:] = False
+        self._there[:rows] = False
+        self._writing = threading.Thread(target=self._write, args=(file, arrays, told), name="trueup monitor", daemon=True)
+        self._writing.start()
+
+    def _finish_writing(self) -> None:
+        """Wait for what is being written; raises OSError if it could not be."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, number: int, arrays: Mapping[str, pa.Array], told: Mapping[str, Any]) -> None:
+        few = told["rows"] < FEW
+        try:
+            sink = pa.BufferOutputStream()
+            pq.write_table(
+                pa.table(arrays), sink, compression="none" if few else "zstd", use_dictionary=False, write_statistics=False,
+                write_page_checksum=True, use_byte_stream_split=False if few else [name for name in arrays if name != "step"],
+            )  # fmt: skip
+            durable.write_file(self.folder / f"series-{number:04d}.parquet", sealed(sink.getvalue(), told))
+        except OSError as error:
+            self._error = error
 
     def write_manifest(self, status: str, **more: Any) -> None:
         """Write the rank's manifest."""

@@ -23,6 +23,7 @@ from trueup.recording.engine.monitoring import Block, Listener, Names, Wanted, b
 
 Floats = NDArray[np.float64]
 Made = Callable[[Floats], Sequence[Block]]
+Numbers = Sequence[Any] | Floats
 
 ROUTERS = ("router", "gate", "wg")
 MOST_EXPERTS = 1024
@@ -85,24 +86,25 @@ def clip_blocks(most: float | None, got: Floats) -> Sequence[Block]:
 
 
 class Kernels(Protocol):
-    """Numbers of tensors; each is a tensor of one element on the tensors' device, float32."""
+    """Numbers of tensors: each a tensor of one element on the tensors' device, float32; or all in an array where they are on the
+    host already. What is said to come after another thing comes after all of it."""
 
     def size(self, tensor: Any) -> int:
         """How many elements this rank holds; on the host."""
 
-    def norms(self, tensors: Sequence[Any]) -> list[Any]:
+    def norms(self, tensors: Sequence[Any]) -> Numbers:
         """The l2 norm of each."""
 
-    def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """The l2 norm of each difference."""
+    def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> Numbers:
+        """The l2 norms of the differences, then those of the tensors."""
 
-    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Of each pair the sum of products, and the sum of their signs."""
+    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> Numbers:
+        """Of the pairs the sums of products, the sums of their signs, the l2 norms of the tensors, and of the others."""
 
-    def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> list[Any]:
-        """Of each pair the sum of the signs of ``variance - momentum ** 2``."""
+    def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> Numbers:
+        """The l2 norms of the variances, of the momenta, and of each pair the sum of the signs of ``variance - momentum ** 2``."""
 
-    def spread(self, tensor: Any, ends: tuple[float, float] | None) -> list[Any]:
+    def spread(self, tensor: Any, ends: tuple[float, float] | None) -> Numbers:
         """The norm, the smallest and the largest element, how many are not zero; and how many are beyond ``ends``, or at the
         largest number of a half precision; last the number of elements, where only the device knows it."""
 
@@ -154,7 +156,7 @@ class StepProbe(ABC):
         """Return a context in which nothing that is computed gets a gradient."""
 
     @abstractmethod
-    def add(self, numbers: Sequence[Any], made: Made, *, sampled: bool = True) -> None:
+    def add(self, numbers: Numbers, made: Made, *, sampled: bool = True) -> None:
         """Add numbers of the present step, and what makes blocks of them on the host; ``sampled``: not of each step."""
 
     @abstractmethod
@@ -185,7 +187,7 @@ class StepProbe(ABC):
     def rank_and_world(self) -> tuple[int | None, int]:
         """Return this process's rank (None when nothing says so) and how many there are."""
 
-    def sample(self, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    def sample(self, compute: Callable[[], Numbers]) -> Numbers:
         """Compute numbers for `add`."""
         return compute()
 
@@ -419,10 +421,6 @@ class Plan:
         kernels = probe.kernels
         sizes = self._sums(np.array([float(kernels.size(one)) for one in momenta]))
 
-        def compute() -> Sequence[Any]:
-            dots, agree = kernels.alike(held, momenta)
-            return [*dots, *agree, *kernels.norms(held), *kernels.norms(momenta)]
-
         def made(got: Floats) -> Sequence[Block]:
             dots, agree, of_gradients, of_momenta = got.reshape(4, -1)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -431,7 +429,7 @@ class Plan:
                 shares = (1 + self._sums(agree) / sizes) / 2
             return [(self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares)]
 
-        probe.add(probe.sample(compute), made)
+        probe.add(probe.sample(lambda: kernels.alike(held, momenta)), made)
 
     def updates(self, probe: StepProbe, optimizer: Any, copies: Sequence[Any]) -> None:
         """Take what the step made: the ratio of update and weights, and the moments."""
@@ -443,7 +441,7 @@ class Plan:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     return [(self._labels["update_ratio"], made / held), (self._labels["weight_norm"], held)]
 
-            probe.add(probe.sample(lambda: [*kernels.differences(parameters, copies), *kernels.norms(parameters)]), ratio)
+            probe.add(probe.sample(lambda: kernels.differences(parameters, copies)), ratio)
         momenta = [probe.moment(optimizer, one) for one in parameters]
         if any(one is None for one in momenta):
             return
@@ -465,10 +463,7 @@ class Plan:
                     (self._labels["momentum_above_variance"], (1 - self._sums(larger) / sizes) / 2),
                 ]  # fmt: skip
 
-        # A sum of signs costs a tenth of a count.
-        probe.add(probe.sample(lambda: [
-            *kernels.norms(variances), *kernels.norms(momenta), *kernels.above(momenta, variances)
-        ]), moments)  # fmt: skip
+        probe.add(probe.sample(lambda: kernels.above(momenta, variances)), moments)
 
 
 class Layers:

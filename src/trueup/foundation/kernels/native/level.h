@@ -132,6 +132,7 @@ static void piece(const char *x, int64_t first, int n, const Kind *kind, double 
 }
 
 #include "pair_piece.h"
+#include "stream.h"
 
 enum { REGISTERS = 8 / DOUBLES }; /* that hold the accumulators of XXH3 */
 

@@ -2,7 +2,7 @@
 #define LEVEL 128
 #include "level.h"
 #if defined(__aarch64__)
-const Kernel kernel_128 = {"neon", piece, blocks, pair_piece, pair_rescale};
+const Kernel kernel_128 = {"neon", piece, blocks, pair_piece, pair_rescale, stream};
 #else
-const Kernel kernel_128 = {"plain", piece, blocks, pair_piece, pair_rescale};
+const Kernel kernel_128 = {"plain", piece, blocks, pair_piece, pair_rescale, stream};
 #endif

@@ -8,7 +8,7 @@
 #endif
 #define LEVEL 256
 #include "level.h"
-const Kernel kernel_256 = {"avx2", piece, blocks, pair_piece, pair_rescale};
+const Kernel kernel_256 = {"avx2", piece, blocks, pair_piece, pair_rescale, stream};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -13,6 +13,7 @@
 #include "measure.h"
 #include "pairs.h"
 #include "results.h"
+#include "streams.h"
 
 /* Bytes from which on several threads work, and from which on the interpreter's lock is given up meanwhile: below, measuring
  * takes under 0.1 ms, but a busy Python thread would not give the lock back for 5 ms (sys.getswitchinterval). */
@@ -283,6 +284,49 @@ static PyObject *py_squared_distances(PyObject *self, PyObject *const *args, Py_
     Py_RETURN_NONE;
 }
 
+static PyObject *py_streams(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 7) {
+        PyErr_SetString(PyExc_TypeError, "streams(what, table_pointer, count, low, high, out_pointer, threads)");
+        return NULL;
+    }
+    const long what = PyLong_AsLong(args[0]), threads = PyLong_AsLong(args[6]);
+    const StreamEntry *entries = PyLong_AsVoidPtr(args[1]);
+    const long long count = PyLong_AsLongLong(args[2]);
+    const double low = PyFloat_AsDouble(args[3]), high = PyFloat_AsDouble(args[4]);
+    double *out = PyLong_AsVoidPtr(args[5]);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t bytes = 0;
+    for (long long k = 0; k < count; k++) {
+        const StreamEntry *e = &entries[k];
+        const int64_t kinds[2] = {e->kind_x, e->kind_y};
+        for (int side = 0; side < (what == STREAM_SPREAD ? 1 : 2); side++)
+            if (kinds[side] != FLOAT32 && kinds[side] != FLOAT16 && kinds[side] != BFLOAT16) {
+                PyErr_SetString(PyExc_ValueError, "streams: expected float32, float16 or bfloat16");
+                return NULL;
+            }
+        bytes += e->size * 4;
+    }
+    if (what < 0 || what >= STREAMS || count < 0) {
+        PyErr_SetString(PyExc_ValueError, "streams: no such thing to take");
+        return NULL;
+    }
+    const int most = bytes < SHARED || threads < 1 ? 1 : threads < 1024 ? (int)threads : 1024;
+    int done;
+    if (bytes < LARGE) {
+        done = streams(chosen, (int)what, entries, count, (float)low, (float)high, out, most);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        done = streams(chosen, (int)what, entries, count, (float)low, (float)high, out, most);
+        Py_END_ALLOW_THREADS
+    }
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_spent(PyObject *self, PyObject *none)
 {
     (void)self, (void)none;
@@ -324,6 +368,8 @@ static PyMethodDef METHODS[] = {
      "Compare two tensors and fill the 96 float64 at out_pointer; strides in bytes; see trueup.foundation.kernels.pair."},
     {"squared_distances", (PyCFunction)(void (*)(void))py_squared_distances, METH_FASTCALL,
      "squared_distances(addresses_pointer, addresses_pointer, count, out_pointer): of sketches; see trueup.foundation.kernels.distances."},
+    {"streams", (PyCFunction)(void (*)(void))py_streams, METH_FASTCALL,
+     "streams(what, table_pointer, count, low, high, out_pointer, threads): sums of many tensors; see trueup.foundation.kernels.streams."},
     {"spent", py_spent, METH_NOARGS, "spent() -> (nanoseconds, calls) that measuring has taken in this process."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},

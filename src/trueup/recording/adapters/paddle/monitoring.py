@@ -34,6 +34,7 @@ from trueup.recording.engine.monitored_step import (
     SCALE,
     Layers,
     Made,
+    Numbers,
     StepProbe,
     labels,
 )  # fmt: skip
@@ -61,16 +62,16 @@ class PaddleKernels:
         return [paddle.linalg.norm(_wide(one).flatten()) for one in tensors]
 
     def differences(self, tensors: Sequence[paddle.Tensor], others: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
-        return self.norms([one.detach() - other for one, other in zip(tensors, others, strict=True)])
+        return [*self.norms([one.detach() - other for one, other in zip(tensors, others, strict=True)]), *self.norms(tensors)]
 
-    def alike(
-        self, tensors: Sequence[paddle.Tensor], others: Sequence[paddle.Tensor]
-    ) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
+    def alike(self, tensors: Sequence[paddle.Tensor], others: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
         products = [_wide(one) * _wide(other) for one, other in zip(tensors, others, strict=True)]
-        return [one.sum() for one in products], [one.sign().sum() for one in products]
+        sums = [*(one.sum() for one in products), *(one.sign().sum() for one in products)]
+        return [*sums, *self.norms(tensors), *self.norms(others)]
 
     def above(self, momenta: Sequence[paddle.Tensor], variances: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
-        return [(_wide(v) - _wide(m).square()).sign().sum() for m, v in zip(momenta, variances, strict=True)]
+        signs = [(_wide(v) - _wide(m).square()).sign().sum() for m, v in zip(momenta, variances, strict=True)]
+        return [*self.norms(variances), *self.norms(momenta), *signs]
 
     def spread(self, tensor: paddle.Tensor, ends: tuple[float, float] | None) -> list[paddle.Tensor]:
         held = _wide(tensor)
@@ -265,8 +266,8 @@ class PaddleProbe(StepProbe):
     def describe(self) -> dict[str, Any]:
         return described([paddle.get_device()])
 
-    def add(self, numbers: Sequence[paddle.Tensor], made: Made, *, sampled: bool = True) -> None:  # noqa: ARG002
-        if numbers:
+    def add(self, numbers: Numbers, made: Made, *, sampled: bool = True) -> None:  # noqa: ARG002
+        if len(numbers):
             self._waiting.append(([_wide(one).reshape([1]) for one in numbers], made))
 
     def send(self) -> list[Block] | None:

@@ -40,9 +40,10 @@ class TensorFlowKernels:
         return [tf.norm(_wide(one)) for one in tensors]
 
     def differences(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        return [tf.norm(tf.cast(read(one) - other, tf.float32)) for one, other in zip(tensors, others, strict=True)]
+        apart = [tf.norm(tf.cast(read(one) - other, tf.float32)) for one, other in zip(tensors, others, strict=True)]
+        return [*apart, *self.norms(tensors)]
 
-    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def alike(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
         products = []
         for one, other in zip(tensors, others, strict=True):
             if isinstance(one, tf.IndexedSlices):
@@ -50,10 +51,12 @@ class TensorFlowKernels:
                 products.append(tf.cast(rows, tf.float32) * tf.gather(_wide(other), places))
             else:
                 products.append(_wide(one) * _wide(other))
-        return [tf.reduce_sum(one) for one in products], [tf.reduce_sum(tf.sign(one)) for one in products]
+        signs = [tf.reduce_sum(tf.sign(one)) for one in products]
+        return [*(tf.reduce_sum(one) for one in products), *signs, *self.norms(tensors), *self.norms(others)]
 
     def above(self, momenta: Sequence[Any], variances: Sequence[Any]) -> list[Any]:
-        return [tf.reduce_sum(tf.sign(_wide(v) - tf.square(_wide(m)))) for m, v in zip(momenta, variances, strict=True)]
+        signs = [tf.reduce_sum(tf.sign(_wide(v) - tf.square(_wide(m)))) for m, v in zip(momenta, variances, strict=True)]
+        return [*self.norms(variances), *self.norms(momenta), *signs]
 
     def spread(self, tensor: Any, ends: tuple[float, float] | None) -> list[Any]:
         held = _wide(tensor)

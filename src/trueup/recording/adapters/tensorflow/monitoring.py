@@ -28,7 +28,7 @@ from trueup.recording.adapters.tensorflow.context import has_weights, layer_clas
 from trueup.recording.adapters.tensorflow.functions import tap, unordered
 from trueup.recording.adapters.tensorflow.monitored_layers import KerasLayers, TensorFlowKernels, read
 from trueup.recording.adapters.tensorflow.session import described, rank_and_world, symbolic
-from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Floats, Made, StepProbe
+from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Floats, Made, Numbers, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.session import running_of
@@ -145,7 +145,7 @@ class TensorFlowProbe(StepProbe):
     def _single(self) -> bool:
         return bool(tf.distribute.get_strategy().num_replicas_in_sync == 1)
 
-    def sample(self, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    def sample(self, compute: Callable[[], Numbers]) -> Numbers:
         with record.stop_recording():
             graph = _graph()
             if graph is None:
@@ -169,8 +169,8 @@ class TensorFlowProbe(StepProbe):
             self._flags[graph] = found
         return found
 
-    def add(self, numbers: Sequence[Any], made: Made, *, sampled: bool = True) -> None:
-        if not numbers:
+    def add(self, numbers: Numbers, made: Made, *, sampled: bool = True) -> None:
+        if not len(numbers):
             return
         with record.stop_recording():
             counts = [getattr(one, "_trueup_count", 1) for one in numbers]

@@ -10,6 +10,7 @@ Modules that torch.compile compiled are not read inside: a hook there would chan
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,18 +21,21 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueup.foundation.kernels import digest
+from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, streams
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
 from trueup.recording.adapters.torch.monitored_collectives import collectives
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers
-from trueup.recording.engine.monitored_step import DIGEST_BITS, GOLDEN, ITERATIONS, LOSS, Made, StepProbe, labels
+from trueup.recording.engine.monitored_step import DIGEST_BITS, GOLDEN, ITERATIONS, LOSS, Floats, Made, Numbers, StepProbe, labels
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around
 
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
 VARIANCE = ("exp_avg_sq",)
+NO_ENDS = -math.inf, math.inf
 CHUNK = 1 << 24  # elements that are widened at a time
+KINDS = {getattr(torch, name): number for name, number in STREAMED.items()}
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are their memory
 
 
 class TorchKernels:
@@ -40,34 +44,56 @@ class TorchKernels:
     def size(self, tensor: torch.Tensor) -> int:
         return int(plain([tensor])[0].numel())
 
-    def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def norms(self, tensors: Sequence[torch.Tensor]) -> Numbers:
         """By kernels over all of a device at once."""
         held = plain(tensors)
+        rows = read(SPREAD, held)
+        if rows is not None:
+            return np.sqrt(rows[:, 0])
         try:
             return list(torch._foreach_norm(held, 2, torch.float32))
         except (TypeError, RuntimeError):  # before PyTorch 2.4, or of dtypes that it does not take
             return [torch.linalg.vector_norm(one.float()) for one in held]
 
-    def differences(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self.norms(torch._foreach_sub(plain(tensors), plain(others)))
+    def differences(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
+        held, before = plain(tensors), plain(others)
+        rows = read(APART, held, before)
+        if rows is not None:
+            return np.sqrt(rows[:, [1, 0]]).T.ravel()
+        return [*self.norms(torch._foreach_sub(held, before)), *self.norms(held)]
 
-    def alike(
-        self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        products = [one.float() * other.float() for one, other in zip(plain(tensors), plain(others), strict=True)]
-        return [one.sum() for one in products], [one.sign().sum() for one in products]
+    def alike(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
+        ones, twos = plain(tensors), plain(others)
+        rows = read(ALIKE, ones, twos)
+        if rows is not None:
+            return np.concatenate([rows[:, 2], rows[:, 3], np.sqrt(rows[:, 0]), np.sqrt(rows[:, 1])])
+        products = [one.float() * other.float() for one, other in zip(ones, twos, strict=True)]
+        signs = [one.sign().sum() for one in products]  # costs a tenth of a count
+        return [*(one.sum() for one in products), *signs, *self.norms(ones), *self.norms(twos)]
 
-    def above(self, momenta: Sequence[torch.Tensor], variances: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        pairs = zip(plain(momenta), plain(variances), strict=True)
-        return [torch.addcmul(v, m, m, value=-1.0).sign().sum() for m, v in pairs]
+    def above(self, momenta: Sequence[torch.Tensor], variances: Sequence[torch.Tensor]) -> Numbers:
+        m, v = plain(momenta), plain(variances)
+        rows = read(ABOVE, m, v)
+        if rows is not None:
+            return np.concatenate([np.sqrt(rows[:, 1]), np.sqrt(rows[:, 0]), rows[:, 3]])
+        signs = [torch.addcmul(two, one, one, value=-1.0).sign().sum() for one, two in zip(m, v, strict=True)]
+        return [*self.norms(v), *self.norms(m), *signs]
 
-    def spread(self, tensor: torch.Tensor, ends: tuple[float, float] | None) -> list[torch.Tensor]:
+    def spread(self, tensor: torch.Tensor, ends: tuple[float, float] | None) -> Numbers:
+        half = tensor.dtype in HALVES
+        if ends is None and half:  # what is above the largest number but one is at the largest
+            most = torch.finfo(tensor.dtype).max
+            below = most * (1 - torch.finfo(tensor.dtype).eps / 2)
+        rows = read(SPREAD, [tensor], ends=ends or ((-below, below) if half else NO_ENDS))
+        if rows is not None:
+            squares, _, _, _, low, high, others, beyond = rows[0].tolist()
+            return np.array([math.sqrt(squares), low, high, others, *([beyond] if ends is not None or half else ())])
         # On a CPU the norm of infinity takes 20 times as long as both ends.
-        norm = torch.linalg.vector_norm(tensor, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
         numbers = [norm, *torch.aminmax(tensor), torch.count_nonzero(tensor)]
         if ends is not None:
             numbers.append(((tensor < ends[0]) | (tensor > ends[1])).sum())
-        elif tensor.dtype in HALVES:
+        elif half:
             numbers.append((tensor.abs() >= torch.finfo(tensor.dtype).max).sum())
         return numbers
 
@@ -112,6 +138,7 @@ class TorchProbe(StepProbe):
         super().__init__(listener, wanted, models, optimizers)
         self._waiting: list[tuple[torch.Tensor, Made]] = []
         self._travelling: tuple[list[tuple[torch.Tensor, torch.Tensor, Any, list[tuple[int, Made]]]], list[Block]] | None = None
+        self._room: list[torch.Tensor] = []  # where weights are copied to
         self._scaled: weakref.ref[torch.Tensor] | None = None
         self._scaler: tuple[Any, bool] | None = None  # that makes a step now, and whether that reached the optimizer
         self._hooks: list[Any] = []
@@ -155,8 +182,10 @@ class TorchProbe(StepProbe):
         devices = dict.fromkeys(str(p.device) for model in self._models for p in model.parameters())
         return describe_run(list(devices))
 
-    def add(self, numbers: Sequence[torch.Tensor], made: Made, *, sampled: bool = True) -> None:  # noqa: ARG002
-        if numbers:
+    def add(self, numbers: Numbers, made: Made, *, sampled: bool = True) -> None:  # noqa: ARG002
+        if isinstance(numbers, np.ndarray) or all(isinstance(one, float) for one in numbers):
+            self._host += made(np.asarray(numbers, np.float64)) if len(numbers) else ()
+        else:
             self._waiting.append((torch.stack([torch.as_tensor(one).detach().reshape(()).float() for one in numbers]), made))
 
     def untracked(self) -> Any:
@@ -217,7 +246,17 @@ class TorchProbe(StepProbe):
         return [group.get("lr") for group in optimizer.param_groups]
 
     def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [one.detach().clone() for one in tensors]
+        """On a CPU into the same memory each time: fresh pages cost twice as much as what is written to them."""
+        held = [one.detach() for one in tensors]
+        alike = len(held) == len(self._room) and all(
+            one.shape == other.shape and one.dtype == other.dtype and one.device == other.device and one.stride() == other.stride()
+            for one, other in zip(held, self._room, strict=True)
+        )  # fmt: skip
+        if not alike:
+            self._room = [one.clone() for one in held]
+        else:
+            torch._foreach_copy_(self._room, held)
+        return self._room
 
     def scale(self, scaler: Any) -> torch.Tensor | None:
         scale = getattr(scaler, "_scale", None)
@@ -376,6 +415,40 @@ def plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = held.to_local() if hasattr(held, "to_local") else held
         found.append(held.coalesce().values() if held.is_sparse else held)
     return found
+
+
+def read(
+    what: int, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (), ends: tuple[float, float] = NO_ENDS
+) -> Floats | None:  # fmt: skip
+    """Return a row of the compiled kernel (`trueup.foundation.kernels.streams`) for each tensor or pair on a CPU; None where a
+    tensor is none for it."""
+    table: list[int] = []
+    kept = []  # until the kernel has read them
+    try:
+        for place, given in enumerate(tensors):
+            one, other = given, others[place] if others else None
+            if other is not None and (other.numel() != one.numel() or other.stride() != one.stride()):
+                one, other = one.contiguous(), other.contiguous().reshape(one.shape)
+            for side in (one, other):
+                if side is None:
+                    table += (0, 0)
+                    continue
+                kind = KINDS.get(side.dtype)
+                if kind is None or side.device.type != "cpu" or type(side) not in PLAIN:
+                    return None
+                held = side if side.is_contiguous() else _in_a_row(side)
+                kept.append(held)
+                table += (held.data_ptr(), kind)
+            table.append(one.numel())
+    except RuntimeError:  # a tensor that stands for another, or of another size
+        return None
+    return streams(what, table, ends, torch.get_num_threads())
+
+
+def _in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements in the order in which they lie, or a copy where they do not lie in a row."""
+    held = tensor.permute(sorted(range(tensor.dim()), key=lambda k: (-tensor.stride(k), -tensor.shape[k])))
+    return held if held.is_contiguous() else tensor.contiguous()
 
 
 def _bytes_digest(parameter: torch.Tensor) -> int:
