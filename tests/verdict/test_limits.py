@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict import limits
+from trueup.comparison import limits
 from trueup.foundation.facts import criteria
 from trueup.foundation.facts.criteria import PRESETS, load
 from trueup.foundation.model import Result, TrueupError

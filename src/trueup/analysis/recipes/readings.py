@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, distinct
+from trueup.comparison.limits import apply
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
 from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
-from trueup.comparison.verdict.limits import apply
 from trueup.foundation.facts.criteria import Limit
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.words.reasons import in_words

@@ -132,8 +132,16 @@ class Optimizer:
         for digest, chains in by_digest.items():
             names = read.get((NONE, digest), [])
             names += [f"{names[0]}+{n}" for n in range(1, 1 + len(chains) - len(names))] if names else []
-            found |= dict(zip(chains, names, strict=False))  # equal weights: their order tells
+            for k in sorted(chains, key=lambda k: not self._layers(k).intersection(map(_layer, names))) if names else ():
+                its = [name for name in names if _layer(name) in self._layers(k)] or names  # of equal ones else their order tells
+                found[k] = names.pop(names.index(its[0]))
         return found
+
+    def _layers(self, k: int) -> set[str]:
+        """Return the layers whose backward made what goes into a weight."""
+        stream, backward = self.stream, self.stream.during("backward")
+        made = {int(stream.producers[one]) for one in self._sources(self.chain_ends[k])[0]}
+        return {stream.names.name(int(stream.scope[call])) or "" for call in made if call != NONE and backward[call]}
 
     def _name(self, k: int) -> str:
         return self.stream.names.names[int(self.stream.slot[k])]
@@ -285,3 +293,7 @@ class Optimizer:
         read = {int(stream.identity[k]) for k in slots if is_input(name(k))}
         made = [int(stream.identity[k]) for k in slots if is_output(name(k))]
         return bool(made) and read.issuperset(made) and not has(self._op(call), "in-place")
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -126,6 +126,13 @@ class Stream(CallColumns):
         return self.index(self.forward_seq)
 
     @cached_property
+    def origin(self) -> Numbers:
+        """The same as it ran first: a reentrant checkpoint goes back through what recomputed it."""
+        of = self.forward
+        again = self.during("backward") & (of != NONE) & self.during("recompute")[of]
+        return np.where(again, of[of], of)
+
+    @cached_property
     def saved(self) -> Numbers:
         """Call whose tensors each backward call reads: its forward call, or what recomputed that last; `NONE` of other calls."""
         of = self.forward

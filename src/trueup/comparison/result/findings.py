@@ -76,7 +76,7 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     """Say which weight an optimizer got wrong: the call that stands for it is one for all weights, outside any module."""
     judged = suspect.judged
     call = judged.call
-    if call.candidate.op != STEP or judged.worst is None:
+    if call.candidate.op != STEP or judged.worst is None or any(reason.why is Why.NOT_UPDATED for reason in suspect.because):
         return
     scope, _, weight = judged.worst.removeprefix("output.").rpartition(".")
     call.baseline, call.candidate = (dataclasses.replace(row, scope=scope) for row in (call.baseline, call.candidate))

@@ -129,6 +129,7 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
     return finding.scope in (*setting.places, *ties) and (
         finding.kind in ("unmatched", "region")
         or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
+        or any(slot.slot.startswith("grad_input.") and None in (slot.baseline, slot.candidate) for slot in finding.slots)
         or (bool(ties) and finding.kind == "argument" and not given_number(finding))  # it reads what another call drew
     )
 

@@ -274,7 +274,7 @@ def _by_forward(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbe
     partner[found[0]] = found[1]
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for side, (stream, calls) in enumerate(zip(streams, left, strict=True)):
-        forward = stream.forward[calls]
+        forward = stream.origin[calls]
         its = forward if side else partner[forward]
         at = np.flatnonzero((its != NONE) & stream.during("backward")[calls])
         for call, of in zip(calls[at].tolist(), its[at].tolist(), strict=True):
@@ -310,7 +310,7 @@ def _confirmed(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Number
     confirmed = np.ones(found.shape[1], bool)
     confirmed[owner[read]] = False
     confirmed[owner[wire]] = confirmed[pair[made[1][wire]]] = confirmed[rest] = True
-    of = [stream.forward[calls] for stream, calls in zip(streams, found[:2], strict=True)]
+    of = [stream.origin[calls] for stream, calls in zip(streams, found[:2], strict=True)]
     known = (of[0] != NONE) & (of[1] != NONE)
     confirmed |= streams[1].of_level("module")[found[1]]  # a layer stands at one place
     is_read = np.zeros(found.shape[1], bool)  # where nothing is recorded to read a result, no wire can say more

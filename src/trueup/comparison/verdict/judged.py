@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, numbered
+from trueup.comparison.limits import Applied
 from trueup.comparison.measures.measure import Errors, Measured
 from trueup.comparison.measures.thresholds import CANCELLED, GONE, NESTED
 from trueup.comparison.verdict.evidence import NOTHING, Yardstick
-from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts import criteria
 from trueup.foundation.facts.criteria import Criterion
@@ -136,6 +136,12 @@ class Verdicts:
         self.role[pairs] = INCOMPARABLE
         for judged in map(self.at, pairs):  # it may have been handed out before
             judged.incomparable, judged.role = why, ROLES[INCOMPARABLE]
+
+    def set_apart(self, pair: int) -> None:
+        """Take a call for one that lacks all of a result on one side."""
+        self.incomparable.pop(pair, None)
+        self.error_out[pair], self.role[pair] = 1.0, CARRIED_ON
+        self._made.pop(pair, None)
 
     def _make(self, pair: int) -> Judged:
         errors, worst = self.errors, int(self.worst[pair])
@@ -319,7 +325,7 @@ class Tree:
 
     def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
         """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged. They
-        are where they are read (`regions.loose_calls`); a function, and a module inside, is compared by what it returns."""
+        are where they are read (`loose_calls`); a function, and a module inside, is compared by what it returns."""
         module = self.streams[1].names.number("module")
         inside = any((stream.level[calls] == module).any() for stream, calls in zip(self.streams, alone, strict=True))
         if inside or self.is_foreign:
@@ -391,3 +397,41 @@ def only_modules(stream: Stream) -> bool:
     """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
     outputs = stream.call[stream.names.table(is_output)[stream.slot]]
     return bool(stream.of_level("module")[outputs].all())
+
+
+def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
+    """Return the unmatched calls of each side that no compared function accounts for, around them or within. Inside a module they
+    may be wrong within its room, and are judged by who reads them; but of two frameworks hardly anything there is matched."""
+    whole = tree.is_foreign
+    found: list[list[int]] = []
+    for side, calls in enumerate(tree.unmatched):
+        covered: dict[int, bool] = {}  # by the call around them
+        stream = tree.streams[side]
+        module = stream.names.number("module")
+        kept = []
+        for call in calls.tolist():
+            above = int(stream.parents[call])
+            if above not in covered:
+                around = [int(tree.verdicts.errors.calls[side][n]) for n in tree.covering(call, side)]
+                covered[above] = bool(around) if whole else any(stream.level[n] != module for n in around)
+            if not covered[above]:
+                kept.append(call)
+        found.append(sorted(set(kept) - _handing_on(tree, side, kept)))
+    return found[0], found[1]
+
+
+def _handing_on(tree: Tree, side: int, calls: list[int]) -> set[int]:
+    """Return those of some calls that give, bit by bit, what calls with a counterpart returned while they ran: a function that
+    checkpoints another one is not recorded around it."""
+    stream = tree.streams[side]
+    made = np.flatnonzero(stream.names.table(is_output)[stream.slot] & stream.is_identified) if calls else np.empty(0, np.int64)
+    own = made[np.isin(stream.call[made], calls) & ~stream.has_children[stream.call[made]]]
+    within: dict[int, list[int]] = {digest: [] for digest in stream.identity[own].tolist()}
+    for k in made[(tree.pairs[side][stream.call[made]] != NONE) & np.isin(stream.identity[made], stream.identity[own])].tolist():
+        within[int(stream.identity[k])].append(k)
+    handed: dict[int, bool] = {}
+    for k in own.tolist():
+        inside = (stream.seq[stream.call[j]] > stream.seq[stream.call[k]] and stream.ready[j] < stream.ready[k]
+                  for j in within[int(stream.identity[k])])  # fmt: skip
+        handed[int(stream.call[k])] = handed.get(int(stream.call[k]), True) and any(inside)
+    return {call for call, so in handed.items() if so}

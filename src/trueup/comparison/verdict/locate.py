@@ -21,11 +21,25 @@ from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, expl
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.independent import Laws, are_chosen, denormalised, key_of
-from trueup.comparison.verdict.judged import AGREES, CARRIED_ON, EQUAL, LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree
+from trueup.comparison.verdict.judged import (
+    AGREES,
+    CARRIED_ON,
+    EQUAL,
+    LASTING,
+    SIDES,
+    Judged,
+    Kind,
+    OwnErrors,
+    Part,
+    Suspect,
+    Tree,
+    loose_calls,
+)
+from trueup.comparison.verdict.missing_gradients import parted
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Region, Regions, added, chooses, is_part_of, judge_region, loose_calls
+from trueup.comparison.verdict.regions import Call, Region, Regions, added, chooses, is_part_of, judge_region
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.comparison.verdict.unaccounted import dead_ends, settle, unaccounted
@@ -62,9 +76,12 @@ def locate(
     given = [pair for pair, arguments in verdicts.errors.arguments.items() if not equal_arguments(*arguments)]
     asked = dict.fromkeys([*np.flatnonzero(verdicts.ratio > criterion.suspect).tolist(), *given])
     found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
-    alone = _unmatched(part, regions, criterion, excused)
+    lacking, lost = ([], set()) if forced or criterion.limits else parted(tree, excused)
+    alone = _unmatched(part, regions, criterion, excused, lost)
     found = [pair for pair in found if not excused.holds(pair)]
-    suspects = [*_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
+    lacking = [] if origins.parted else lacking  # each step lacks them again
+    origins.parted |= bool(lacking)
+    suspects = [*lacking, *_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree, regions.flow) if not excused.reader(judged, slot)]
@@ -170,8 +187,9 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
-def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence) -> list[Suspect]:
-    """Account for calls without counterpart: return regions where a difference starts; the part keeps what nothing shows."""
+def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence, lost: set[Call]) -> list[Suspect]:
+    """Account for calls without counterpart: return regions where a difference starts; the part keeps what nothing shows. Where
+    calls read gradients that the other side has ``lost``, it starts there."""
     tree, origins, loose = regions.tree, regions.origins, regions.given
     settle(regions, criterion)
     dead = dead_ends(regions, criterion)
@@ -183,6 +201,8 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
     wrong = [(region, judged) for region, judged in wrong if judged.incomparable or not excused.region(region, parts)]
     for region, judged in wrong:
+        if any(call in region.calls[side] for side, call in lost):
+            continue
         if any(is_part_of(region, other) for other, _ in wrong if other is not region):
             continue
         if judged.incomparable or chooses(region):

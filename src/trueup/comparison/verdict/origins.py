@@ -48,6 +48,7 @@ class Origins:
     lost: int | None = None  # of a dump: execution number from which a difference of unknown origin goes around
     chosen: bool = True  # whether all was seen since the training began, and nothing took numbers that differ out of a tensor
     wrong: bool = False  # whether a call was certainly wrong, so that others are asked whether they are wrong by themselves
+    parted: bool = False  # whether one side lacked a gradient that the other made
     drew: Reason | None = None  # call of an earlier step that drew random numbers in one run alone
     accumulated: float = 0.0  # largest relative error of gradients in steps compared by what accumulates (`micro_batches.passes`)
     shifts: Shifts = field(default_factory=dict)  # by what results were larger beside their inputs, at calls with errors

@@ -248,8 +248,20 @@ class Regions:
                     found.append((side, producer))
                 else:
                     given.append(grown * self._source(region, side, seq, producer, slot))
+        for inner in self._compared_inside(side, call):
+            error = float(self.tree.verdicts.error_in[self.tree.pairs[side][inner]])
+            region.earlier = max(region.earlier, error)
+            given.append(error)
         given += found
         return found
+
+    def _compared_inside(self, side: int, call: int) -> Iterator[int]:
+        """Yield the calls with a counterpart inside one that has none: it makes of their inputs, and weights, what they do."""
+        for inner in self.tree.streams[side].inside(call).tolist():
+            if self.tree.pairs[side][inner] != NONE:
+                yield inner
+            else:
+                yield from self._compared_inside(side, inner)
 
     def _made(self, side: int, k: int | None) -> list[tuple[int, str | None]]:
         """Return who made what a slot holds, and as which slot; of gradients that autograd added up, who made each."""
@@ -573,24 +585,3 @@ def ran_otherwise(alone: Sequence[tuple[object, ...]]) -> Reason | None:
     """Return what one run executes and the other does not, by side, or both do in place of the other's; None where nothing is."""
     side = 0 if alone[0] else 1
     return Why.RUNS_INSTEAD(*alone) if all(alone) else Why.RUNS_ALONE(SIDES[side], alone[side]) if any(alone) else None
-
-
-def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
-    """Return the unmatched calls of each side that no compared function around them accounts for. Inside a module they may be wrong
-    within its room, and are judged by who reads them; but of two frameworks, or a dump, hardly anything there is matched."""
-    whole = tree.is_foreign
-    found: list[list[int]] = []
-    for side, calls in enumerate(tree.unmatched):
-        covered: dict[int, bool] = {}  # by the call around them
-        stream = tree.streams[side]
-        module = stream.names.number("module")
-        kept = []
-        for call in calls.tolist():
-            above = int(stream.parents[call])
-            if above not in covered:
-                around = [int(tree.verdicts.errors.calls[side][n]) for n in tree.covering(call, side)]
-                covered[above] = bool(around) if whole else any(stream.level[n] != module for n in around)
-            if not covered[above]:
-                kept.append(call)
-        found.append(kept)
-    return found[0], found[1]

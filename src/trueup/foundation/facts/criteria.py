@@ -230,7 +230,7 @@ MEASURES: tuple[str, ...] = (
     "thousandth", "five_thousandths", "new_nonfinite",
     *(f"{of}_{how}" for of in ("min", "max", "mean", "norm") for how in ("absolute_difference", "relative_difference", "symmetric"))
 )  # fmt: skip
-"""What a condition of a limit may name; `trueup.comparison.verdict.limits` measures them."""
+"""What a condition of a limit may name; `trueup.comparison.limits` measures them."""
 Measure: Any = Literal[MEASURES]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Side: Any = Annotated[dict[Literal["above", "below"], Finite], Meta(min_length=1, max_length=1)]

@@ -58,6 +58,8 @@ class Why(Enum):
     ZEROS = auto()  # how many elements of an input are zero, and of the result
     DIVIDED = auto()  # by what a loss is divided, how many targets count
     RECOMPUTED = auto()  # its own error, what rounding explains of it
+    NO_GRADIENT = auto()  # side that lacks it, of which inputs, how many more, place
+    NOT_UPDATED = auto()  # side, which weights, how many more, call
     ALIKE = auto()  # by what part, larger or smaller, in how many calls
     FACTOR = auto()  # exact factor as text or None, its value
     LIMIT = auto()  # criterion, figures that broke it

@@ -62,6 +62,9 @@ WORDS = {
     Why.ZEROS: "{0:,.0f} elements of an input are zero, {1:,.0f} of the result",
     Why.DIVIDED: "it is divided by {0:.1f}, and {1:,.0f} of its targets are not ignored",
     Why.RECOMPUTED: "given its own inputs it is off by {0:sci}, where rounding explains {1:sci}",
+    Why.NO_GRADIENT: "the {0}'s backward ends at {3}, which makes no gradient of {1}{2:? and {2} more}: look for detach(), "
+    "no_grad() or a frozen weight",
+    Why.NOT_UPDATED: "the {0} does not update {1}{2:? and {2} more}: its optimizer was not given what the model computes with",
     Why.ALIKE: "its results are {0:.0%} {1} beside its inputs than in the baseline, alike in all {2} calls of its kind",
     Why.FACTOR: "{0:?off by a factor of exactly {0}}{0:!all elements are off by the same factor, {1:.5g}}",
     Why.LIMIT: "criterion {0}: {1:and}",
