@@ -43,7 +43,7 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, const char *ahead, int rows, F
             VECTOR_OF v;
             memcpy(&v, x + LANES * r + c, sizeof v);
             if (r % (sizeof(v) < 64 ? 64 / sizeof v : 1) == 0)
-                __builtin_prefetch(ahead + 64 * r + 8 * sizeof(REAL) * c, 0, 2); /* to the second level */
+                __builtin_prefetch(ahead + sizeof v * r + 8 * sizeof(REAL) * c, 0, 2); /* to the second level */
             low = FN(min)(v, low);
             high = FN(max)(v, high);
             small = FN(count_below)(small, FN(magnitude)(v), limit);
