@@ -24,10 +24,15 @@ def plan() -> dict[str, str]:
     for name, *cells in rows:
         if name in simdev.FAULTS:
             models = [model for model, cell in zip(head[1:], cells, strict=True) if cell]
-            found[name] = models[len(found) % len(models)]
+            twice = [model for model in models if model in TWICE and name in STATE]
+            found[name] = (twice or models)[len(found) % len(twice or models)]
     return found
 
 
+STATE = ("adam-epsilon-inside-root", "adam-second-moment-value", "sgd-momentum-dampened", "batch-norm-running-variance-biased")
+"""What an optimizer or a layer does wrong to its state shows in the second step."""
+TWICE = ("gpt2-eager", "resnet")
+"""The quickest models with such a state take two steps, the others one; the table has three."""
 PLAN = plan()
 MODELS = list(zoo.MODELS)
 
@@ -45,9 +50,8 @@ def test_all_faults_of_the_table_are_planned() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_first_culprit_is_the_right_call(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps, for what an optimizer does wrong to its state shows in the second; the table has three."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(locate, "STEPS", 2)
+    monkeypatch.setattr(locate, "STEPS", 2 if model in TWICE else 1)
     monkeypatch.setattr(locate, "fires", lambda *_: True)  # the page says so, and what did not fire would be missed below
     simdev.install()
     planned, noise = [fault for fault, chosen in PLAN.items() if chosen == model], noise_of(model)
