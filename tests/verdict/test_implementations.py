@@ -21,18 +21,24 @@ from implementation_models import Alteration, Row, build
 from implementations import Cell
 
 ROWS = (
-    "norm: unbiased variance, one layer", "norm, width 2048: unbiased", "gelu: tanh for erf, one layer, baseline library",
-    "linear: scaled by 1 \\+ 0.0003", "between linear layers: x \\* 1.5", "adamw: decay lost", "moments not written, one step",
-    "gradients times 0.5", "that nobody reads, one layer", "branch cut, one layer", "SGD: by hand",
-    "^norm: by hand", "^gelu: by erf", "^attention: products", "^loss: by hand", "AdamW: f", "4 against one batch$",
-    "blocks checkpointed", "in float64", "one-hot", "unfolded",
+    "^norm: unbiased variance, one layer", "norm, width 2048: unbiased", "gelu: tanh for erf, one layer, baseline library",
+    "linear: scaled by 1 \\+ 0.0003", "between linear layers: x \\* 1.5", "adamw: decay lost, one step",
+    "moments not written, one step", "gradients times 0.5", "that nobody reads, one layer", "branch cut, one layer", "SGD: by hand",
+    "^norm: by hand", "^gelu: by erf", "^attention: products", "^loss: by hand", "AdamW: foreach against a for-loop$",
+    "4 against one batch$", "blocks checkpointed", "in float64", "one-hot", "unfolded",
 )  # fmt: skip
-DELETED = "one product|all backward$|one function and all|the last tenth|every tenth operator"
+HALF = (
+    "^norm: unbiased variance, one layer, baseline by hand", "between linear layers: x \\* 1.5, one layer", "moments not written, one step",
+    "gradients times 0.5", "branch cut, one layer", "^norm: by hand", "^attention: products", "in float64", "4 against one batch$",
+)  # fmt: skip
+"""Rows that are compared in bfloat16 as well: of the others a mistake is lost in its rounding, or nothing is told otherwise."""
+DELETED = "all backward$|one function and all|the last tenth|every tenth operator"
+TABLES = {"float32": "|".join((*ROWS, DELETED)), "bfloat16": "|".join(HALF)}
 
-WRONG_BUT_ALIGNED, PLACED = 0, 68
-RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 57
-"""Cells on 2026-11-23: 0, 72, 0 and 59 of 60, with room for another processor's bits but for what is blamed or wrongly aligned;
-before there was one error model 43, 19, 3 and 45, of fewer rows. What it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
+WRONG_BUT_ALIGNED, PLACED = 0, 56
+RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 38
+"""Cells on 2026-11-28: 0, 59 of 67, 0 and 40 of 40, with room for another processor's bits but for what is blamed or wrongly aligned;
+what it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +46,10 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        work, precisions = tmp_path_factory.mktemp("runs"), ("float32", "bfloat16")
-        return list(implementations.table(work, precisions, only=f"{'|'.join(ROWS)}|{DELETED}", levels=("api", "aten")))
+        work, levels = tmp_path_factory.mktemp("runs"), ("api", "aten")
+        return [
+            cell for precision, only in TABLES.items() for cell in implementations.table(work, [precision], only=only, levels=levels)
+        ]
 
 
 def losses(row: Row, change: Callable[[Alteration], Any] | None) -> list[float]:
@@ -78,8 +86,8 @@ def words(cells: list[Cell], table: str) -> Counter[str]:
 
 
 def test_the_rows_are_there(cells: list[Cell]) -> None:
-    assert words(cells, "wrong").total() >= 80
-    assert words(cells, "right").total() >= 60
+    assert words(cells, "wrong").total() >= 65
+    assert words(cells, "right").total() >= 40
 
 
 def test_wrong_implementations_that_pass_as_aligned_become_no_more(cells: list[Cell]) -> None:
