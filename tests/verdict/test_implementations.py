@@ -28,8 +28,9 @@ ROWS = (
     "4 against one batch$", "blocks checkpointed", "in float64", "one-hot", "unfolded",
 )  # fmt: skip
 HALF = (
-    "^norm: unbiased variance, one layer, baseline by hand", "between linear layers: x \\* 1.5, one layer", "moments not written, one step",
-    "gradients times 0.5", "branch cut, one layer", "^norm: by hand", "^attention: products", "in float64", "4 against one batch$",
+    "^norm: unbiased variance, one layer, baseline by hand", "between linear layers: x \\* 1.5, one layer",
+    "moments not written, one step", "gradients times 0.5", "branch cut, one layer", "^norm: by hand", "^attention: products",
+    "in float64", "4 against one batch$",
 )  # fmt: skip
 """Rows that are compared in bfloat16 as well: of the others a mistake is lost in its rounding, or nothing is told otherwise."""
 DELETED = "all backward$|one function and all|the last tenth|every tenth operator"
@@ -37,8 +38,8 @@ TABLES = {"float32": "|".join((*ROWS, DELETED)), "bfloat16": "|".join(HALF)}
 
 WRONG_BUT_ALIGNED, PLACED = 0, 56
 RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 38
-"""Cells on 2026-11-28: 0, 59 of 67, 0 and 40 of 40, with room for another processor's bits but for what is blamed or wrongly aligned;
-what it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
+"""Cells on 2026-11-28: 0, 59 of 67, 0 and 40 of 40, with room for another processor's bits but for what is blamed or wrongly
+aligned; what it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         work, levels = tmp_path_factory.mktemp("runs"), ("api", "aten")
-        return [
-            cell for precision, only in TABLES.items() for cell in implementations.table(work, [precision], only=only, levels=levels)
-        ]
+        return [cell for of, only in TABLES.items() for cell in implementations.table(work, [of], only=only, levels=levels)]
 
 
 def losses(row: Row, change: Callable[[Alteration], Any] | None) -> list[float]:

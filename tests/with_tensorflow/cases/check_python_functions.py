@@ -16,7 +16,11 @@ import trueup
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2, 0, 1])
-MODES = ("eager", "function", "function under a tape", "fit")
+CASES = (
+    ("numpy", "eager"), ("numpy", "function"), ("python", "eager"), ("python", "function under a tape"), ("python", "fit"),
+    ("plain", "function under a tape"), ("plain", "fit"),
+)  # fmt: skip
+"""Each kind in one mode that executes eagerly or under a tape and in one whose gradient is in the graph, too."""
 PYTHON = {"numpy": "tf.raw_ops.PyFunc", "python": "tf.raw_ops.EagerPyFunc"}
 
 
@@ -77,8 +81,7 @@ def train(into: Path, mode: str, *args: Any) -> None:
             run(tf.constant(X), tf.constant(Y))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["numpy", "python", "plain"])
+@pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_the_wrong_one_is_named(kind: str, mode: str, tmp_path: Path) -> None:
     train(tmp_path / "base", mode, kind)
     for name, numbers in (("healthy", (1.0, 1.0)), ("forward", (0.9, 1.0)), ("backward", (1.0, 0.8))):
