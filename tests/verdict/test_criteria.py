@@ -243,4 +243,4 @@ def test_the_numbers_that_decide_stand_in_one_file() -> None:
     numbers = {path.relative_to(rooms): NUMBER.findall(path.read_text(encoding="utf-8")) for path in files}
     assert 0 < len(numbers.pop(one)) <= 20
     fractions = [line for lines in numbers.values() for line in lines if "." in line or "e-" in line]
-    assert fractions == ["SYMMETRIC = 1e-10"]  # of an old tool's formula
+    assert fractions == []

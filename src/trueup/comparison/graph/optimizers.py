@@ -132,8 +132,9 @@ class Optimizer:
         for digest, chains in by_digest.items():
             names = read.get((NONE, digest), [])
             names += [f"{names[0]}+{n}" for n in range(1, 1 + len(chains) - len(names))] if names else []
-            for k in sorted(chains, key=lambda k: not self._layers(k).intersection(map(_layer, names))) if names else ():
-                its = [name for name in names if _layer(name) in self._layers(k)] or names  # of equal ones else their order tells
+            layers = {name: name.rpartition(".")[0] for name in names}
+            for k in sorted(chains, key=lambda k: self._layers(k).isdisjoint(layers.values())) if names else ():
+                its = [name for name in names if layers[name] in self._layers(k)] or names  # of equal ones else their order tells
                 found[k] = names.pop(names.index(its[0]))
         return found
 
@@ -293,7 +294,3 @@ class Optimizer:
         read = {int(stream.identity[k]) for k in slots if is_input(name(k))}
         made = [int(stream.identity[k]) for k in slots if is_output(name(k))]
         return bool(made) and read.issuperset(made) and not has(self._op(call), "in-place")
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]

@@ -39,6 +39,11 @@ class Stream(CallColumns):
         """By step, the operators that one call stands for in place of an optimizer's (`normalise.optimizer_steps`)."""
         return {}
 
+    @cached_property
+    def left_alone(self) -> dict[int, set[str]]:
+        """By step, parameters that the other side's optimizer alone updates, and that are the same here in the next step."""
+        return {}
+
     @property
     def matched_by(self) -> Numbers:
         """Number of the operator, or neutral name, by which each call is matched."""

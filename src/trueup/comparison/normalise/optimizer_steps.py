@@ -63,7 +63,22 @@ def rewrite(streams: Sequence[Stream], captures: Sequence[Capture], steps: Numbe
         ]
         for side, one, fits in zip(made, found, [True, *fit], strict=True):
             side |= {step: one} if fit[0] and fits and one is not None else {}
+        if fit[0] and (alone := found[0].updates.keys() ^ found[1].updates.keys()):  # type: ignore[union-attr]
+            for stream, capture in zip(streams, captures, strict=True):
+                stream.left_alone[step] = _left_alone(alone, stream, capture, step)
     return [_rewritten(stream, side) if side else stream for stream, side in zip(streams, made, strict=True)]
+
+
+def _left_alone(names: set[str], stream: Stream, capture: Capture, step: int) -> set[str]:
+    """Return the parameters of these names that the next step's layers read as this one's did, bit by bit."""
+    steps = [step, next((one for one in capture.steps if one > step), NONE)]
+    held: dict[str, set[tuple[int, object]]] = {name: set() for name in names}
+    its = capture.records(["step", "scope", "slot", "digest"], rank=stream.rank, step=steps, phase="forward", level="module")
+    for row in its.to_pylist():
+        name = f"{row['scope']}.{row['slot'].removeprefix('param.')}".removeprefix(".")
+        if name in held and row["slot"].startswith("param."):
+            held[name].add((row["step"], row["digest"]))
+    return {name for name, rows in held.items() if {one for one, _ in rows} == {*steps} and len({data for _, data in rows}) == 1}
 
 
 def _read_later(stream: Stream, capture: Capture) -> set[Place]:
@@ -136,6 +151,7 @@ def _rewritten(stream: Stream, steps: dict[int, Step]) -> Stream:
     """Return a stream without the calls that `STEP` stands for, and with `STEP`."""
     made = _Rows(stream, steps)
     found = Stream(made.read, stream.names, stream.values, imported=stream.imported, translated=stream.translated)
+    found.left_alone.update(stream.left_alone)
     for number, step in steps.items():
         outermost = step.calls[~np.isin(stream.parents[step.calls], step.calls)]
         found.stands_for[number] = Counter(stream.names.names[op] for op in stream.op[outermost].tolist())

@@ -58,11 +58,18 @@ def _lost(tree: Tree, excused: Reconvergence) -> Iterator[tuple[int, tuple[int, 
 
 
 def _users(tree: Tree, excused: Reconvergence, side: int, slot: str, k: int) -> set[Call]:
-    """Return who reads a gradient, by side: nobody if it is one of zeros. Of a step both sides made what it alone reads."""
-    stream = tree.streams[side]
+    """Return who reads a gradient, by side: nobody if it is one of zeros, or if their counterparts get one from somewhere else (a
+    weight that autocast casts). Of a step both sides made what it alone reads."""
+    stream, other, made = tree.streams[side], tree.streams[1 - side], int(tree.streams[side].producers[k])
     if not (0 < stream.l2[k] < np.inf):
         return set()
     if is_gradient_of_step(slot):
-        made = int(stream.producers[k])
+        if slot.removeprefix("gradient.") not in other.left_alone.get(int(stream.step[stream.call[k]]), ()):
+            return set()  # it may have been updated there by what a damaged capture lacks, or be tied to another
         return {(side, int(stream.call[k]))} if made != NONE and tree.pairs[side][made] != NONE else set()
-    return {(side, int(stream.call[reader])) for reader in excused.read_by[side](k)} if is_gradient_of_input(slot) else set()
+    found = set()
+    for reader in excused.read_by[side](k) if is_gradient_of_input(slot) else ():
+        pair = int(tree.pairs[side][stream.call[reader]])
+        if pair == NONE or int(stream.slot[reader]) not in other.slots(int(tree.verdicts.errors.calls[1 - side][pair])):
+            found.add((side, int(stream.call[reader])))
+    return found
