@@ -154,3 +154,37 @@ def test_the_later_curve_is_said_by_steps() -> None:
     assert found.steps == pytest.approx(91, abs=2)
     assert found.there == pytest.approx(909, abs=2)
     assert shape.lag(steps, [curve], [curve[::-1]]) is None
+
+
+def test_runs_that_count_from_0_and_from_1_are_told_and_not_shifted() -> None:
+    values = losses(1, 60).tolist()
+    ours, theirs = Run("ours", {"loss": Series.of(enumerate(values))}), Run("theirs", {"loss": Series.of(enumerate(values, 1))})
+    found = judge([ours], [theirs], spread=0.001)
+    line = next(one.strip() for one in found.sentence.splitlines() if "counts its steps" in one)
+    assert line.startswith("the baseline counts its steps from 0, the candidate from 1: the same numbers in that order, ")
+    assert line.endswith(" apart by the step's number, as compared here; --shift 1 lines them up")
+    assert found.steps[0] == 1
+    shifted = judge([ours], [theirs], spread=0.001, shift=1)
+    assert shifted.sentence.startswith("EQUIVALENT  the same number at each step in both runs (60 steps)")
+    assert "steps: number +1 of the candidate stands for number 0 of the baseline, as asked (--shift 1)" in shifted.sentence
+    back = judge([theirs], [ours], spread=0.001)
+    assert "the baseline counts its steps from 1, the candidate from 0: " in back.sentence
+    assert "--shift -1 lines them up" in back.sentence
+
+
+def test_what_is_no_shift_is_not_told_of_one() -> None:
+    other = Run("other", {"loss": Series.of(enumerate(losses(2, 60, own=3).tolist(), 1))})
+    assert "counts its steps" not in judge([Run("one", {"loss": Series.of(enumerate(losses(1, 60).tolist()))})], [other]).sentence
+    assert "counts its steps" not in judge(BASE, [made(seed, own=9) for seed in range(5)]).sentence
+
+
+def test_steps_of_which_none_is_common_are_lined_up_where_their_numbers_are_near() -> None:
+    values = losses(1, 60)
+    base = Run("base", {"loss": Series.of(zip(range(0, 600, 10), values.tolist(), strict=True))})
+    near = Run("near", {"loss": Series.of(zip(range(1, 601, 10), (1.001 * values).tolist(), strict=True))})
+    with pytest.raises(TrueupError, match=r"or line up step 0 and step 1: --shift 1"):
+        judge([base], [near])
+    assert judge([base], [near], shift=1, spread=0.001).word == "equivalent"
+    far = Run("far", {"loss": Series.of(zip(range(600, 1200, 10), (0.5 * values).tolist(), strict=True))})
+    with pytest.raises(TrueupError, match=r"or the same ones, on both sides$"):
+        judge([base], [far])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 import trueup
-from trueup.analysis.invariants.learning import Checked, check, learn
+from trueup.analysis.invariants.learning import Checked, broken, check, learn, learned
 from trueup.analysis.invariants.relations import load, save
+from trueup.analysis.invariants.steps import Key, Ranks, Step
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 
@@ -150,3 +152,51 @@ def test_frozen_weights_dtypes_and_shapes(tmp_path: Path, fault: str, relation: 
     said = f"step 4, rank 0: {words.format('head/Linear (forward)')}"
     assert [(one.relation, one.said) for one in found.violations] == ([(relation, said)] if relation else [])
     assert found.exit_code == int(bool(relation))
+
+
+def ranks_of(layers: int, parted: str = "", attributes: bool = False, frozen: str = "") -> Ranks:
+    """Return four steps of two tensor-parallel ranks: weights of Linear are cut, those of LayerNorm are the same."""
+    found: Ranks = {0: [], 1: []}
+    for rank, number in itertools.product(found, range(4)):
+        digests: dict[Key, str] = {}
+        for layer, (op, part) in itertools.product(range(layers), (("Linear", "fc"), ("LayerNorm", "norm"))):
+            scope = f"{layer}.{part}"
+            own = f"of {rank}" if op == "Linear" or scope == parted else ""
+            digests["module", "forward", scope, op, 0, "param.weight"] = f"{scope} {'' if part == frozen else number} {own}"
+        cut = {"tensor_model_parallel": "True", "partition_dim": "0"}
+        said = {f"{n}.fc.weight": cut for n in range(layers)} if attributes else {}
+        said |= {f"{n}.{frozen}.weight": {"requires_grad": "False"} for n in range(layers)} if frozen else {}
+        calls = (("module forward", "", "Model"),)
+        found[rank].append(Step(number, rank, digests, {}, calls, {}, attributes=said))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attributes", "when"),
+    [(False, "for parameters of the class LayerNorm"), (True, "for parameters without tensor_model_parallel")],
+)
+def test_a_relation_of_a_class_of_parameters_holds_for_layers_that_no_healthy_run_had(
+    attributes: bool, when: str, tmp_path: Path
+) -> None:
+    known = load(save(learned([ranks_of(3, attributes=attributes)]), tmp_path / "known.json"))
+    held, judged = broken(known, ranks_of(5, attributes=attributes))
+    assert (held, judged) == ((), known.count)
+    (one, *_), _ = broken(known, ranks_of(5, parted="4.norm", attributes=attributes))
+    assert (one.relation, one.step, one.rank, one.scope) == ("equal", 0, 1, "4.norm")
+    said = "step 0, rank 1: param.weight of 4.norm/LayerNorm (forward) is not the same on ranks 0 and 1; in the healthy run it is"
+    assert one.said == f"{said}, {when}"
+    (one, *more), _ = broken(known, ranks_of(5, parted="1.norm", attributes=attributes))
+    assert one.said.endswith("on ranks 0 and 1; in the healthy run it is")  # its own relation says it, once a step
+    assert len(more) == 3
+
+
+def test_what_is_frozen_is_a_class_of_parameters() -> None:
+    known = learned([ranks_of(3, frozen="norm")])
+    held, _ = broken(known, ranks_of(5, frozen="fc"))
+    found = [one for one in held if one.relation in ("changes", "stays")]
+    assert found[0].said.startswith("step 1, rank 0: param.weight of 0.fc/Linear (forward) is what it was in step 0; in the")
+    assert {one.scope for one in found} == {f"{n}.{part}" for n in range(3) for part in ("fc", "norm")}  # not 3 and 4
+    classes = [one for one in known.relations if one.key is not None and one.key[3] == "parameters" and one.query == "bytes"]
+    assert sorted(f"{one.name} {one.when}" for one in classes) == [
+        "changes for parameters whose requires_grad is True", "stays for parameters whose requires_grad is False",
+    ]  # fmt: skip

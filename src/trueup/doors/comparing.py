@@ -36,7 +36,8 @@ def curves(
         candidate: the runs under suspicion.
         series: which number; else the loss.
         pattern: regular expressions with named groups that read a log's lines.
-        options: ``margin``, ``paired``, ``better``, ``window``, ``spread``, as of `trueup.analysis.curves.judging.judge`.
+        options: ``margin``, ``paired``, ``better``, ``window``, ``spread``, ``shift``, as of
+            `trueup.analysis.curves.judging.judge`.
 
     Raises:
         TrueupError: a run cannot be read or lacks the series, or no step is in all runs.

@@ -27,6 +27,8 @@ from trueup.foundation.words.wording import counted
 MARGIN = 0.005  # guide of PaddlePaddle for Ascend; MLPerf and DeepSeek-V3 (0.25 % against BF16) ask for as little
 WINDOWS = ((0.0, 0.2), (0.2, 0.9), (0.9, 1.0))  # shares of the steps; a verdict is of the last one
 LATER = 0.02  # share of the steps below which it is not worth a line that one side is later
+NEAR = 0.02  # how near numbers are that lie beside each other by their order alone
+COUNTED = 5  # steps that both sides have, before it is said that they count from different numbers
 EARLY = 20  # steps that a guide calls several
 HEADS: dict[Word, str] = {
     "equivalent": "EQUIVALENT", "different inside the margin": "DIFFERENT BUT INSIDE THE MARGIN", "different": "DIFFERENT",
@@ -125,6 +127,7 @@ class Verdict:
 def judge(
     baseline: Sequence[Run], candidate: Sequence[Run], series: str | None = None, *, margin: float = MARGIN,
     paired: bool | None = None, better: Better | None = None, window: tuple[int, int] | None = None, spread: float | None = None,
+    shift: int = 0,
 ) -> Verdict:  # fmt: skip
     """Judge a candidate's runs beside a baseline's.
 
@@ -137,6 +140,7 @@ def judge(
         better: ``lower`` or ``higher``: only what is worse counts (non-inferiority).
         window: steps that the verdict is of, both included; else the last tenth.
         spread: the relative standard deviation of a run, known from elsewhere.
+        shift: the candidate counts its steps from so many more: its step ``n + shift`` is the baseline's step ``n``.
 
     Raises:
         TrueupError: a run lacks the series, or no step is in all runs.
@@ -151,10 +155,13 @@ def judge(
     sides: list[list[tuple[str, Series]]] = []
     for runs, name in ((baseline, wanted[0]), (candidate, wanted[2] or wanted[0])):
         sides.append([chosen(run, name or None) for run in runs])
+    if shift:
+        sides[1] = [(name, Series(one.steps - shift, one.values, one.again)) for name, one in sides[1]]
     notes = [f"{run.name}: {note}" for run in (*baseline, *candidate) for note in run.notes]
     notes += _written_again([*baseline, *candidate], [one for _, one in (*sides[0], *sides[1])])
     names = _names(sides, notes)
-    steps = _common(sides, notes)
+    off = _counted_from(*([one for _, one in side] for side in sides))
+    steps = _common(sides, notes, off)
     curves = [np.stack([one.values[np.searchsorted(one.steps, steps)] for _, one in side]) for side in sides]
     pairing, order = _pairs(baseline, candidate, paired)
     kept = [list(range(len(baseline))), order]
@@ -177,8 +184,10 @@ def judge(
     held = shape.band(drawn[0]) if np.isfinite(b).all() else shape.Band(drawn[0][0], np.full(count, math.inf), 0)
     found = _shape(steps, drawn, (b, c), held, runs_of[1], pair or (len(b), len(c)) == (1, 1))
     rules = tuple(_ruled(b, c, steps, places[-1]))
+    asked = f"steps: number {shift:+,} of the candidate stands for number 0 of the baseline, as asked (--shift {shift})"
+    told = [*([asked] if shift else []), *([] if off is None else [_off(off)])]
     return Verdict(
-        word, _sentence(word, [*lines, *_beside(found, rules, int(steps[0]))]), names, margin,
+        word, _sentence(word, [*lines, *told, *_beside(found, rules, int(steps[0]))]), names, margin,
         (runs_of[0], runs_of[1]), pairing, windows, rules, found, tuple(dict.fromkeys(notes)), steps, (b, c), held, logarithmic,
     )  # fmt: skip
 
@@ -211,17 +220,57 @@ def _names(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str]) -> t
     return names[0], names[1]
 
 
-def _common(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str]) -> NDArray[np.int64]:
+@dataclass(frozen=True, slots=True)
+class _CountedFrom:
+    """That the two sides count their steps from different numbers."""
+
+    first: tuple[int, int]
+    apart: tuple[float, float]  # the median relative distance of the numbers of a step as they are numbered, and in order
+
+
+def _counted_from(baseline: Sequence[Series], candidate: Sequence[Series]) -> _CountedFrom | None:
+    """Return by how much the candidate's steps are numbered otherwise: all are so many more, and the numbers are nearer that way
+    (at most half as far apart; where no step is in both, within `NEAR`). None: they are not, or nothing tells."""
+    b, c = baseline[0], candidate[0]
+    if not len(b.steps) or not len(c.steps) or any(one.steps[0] != b.steps[0] for one in baseline):
+        return None
+    shift, count = int(c.steps[0] - b.steps[0]), min(len(b.steps), len(c.steps))
+    every = [(one.steps[:count], own) for side, own in ((baseline, 0), (candidate, shift)) for one in side]
+    if not shift or count < COUNTED or any(not np.array_equal(held - own, b.steps[: len(held)]) for held, own in every):
+        return None
+    mean_b, mean_c = ({int(step): float(value) for step, value in zip(one.steps, one.values, strict=True)} for one in (b, c))
+    as_numbered = [relative(value, mean_c[step]) for step, value in mean_b.items() if step in mean_c]
+    in_order = [relative(float(one), float(other)) for one, other in zip(b.values[:count], c.values[:count], strict=True)]
+    now = float(np.median(as_numbered)) if as_numbered else math.inf
+    shifted = float(np.median(in_order))
+    most = now / 2 if as_numbered else NEAR
+    return _CountedFrom((int(b.steps[0]), int(c.steps[0])), (now, shifted)) if shifted < most else None
+
+
+def _off(found: _CountedFrom) -> str:
+    """Say it; nothing is shifted before somebody asks for it."""
+    (first, other), (now, shifted) = found.first, found.apart
+    near = "the same numbers in that order" if shifted == 0 else f"{percent(shifted)} apart in that order"
+    by = other - first
+    return (
+        f"the baseline counts its steps from {first:,}, the candidate from {other:,}: {near}, {percent(now)} apart "
+        f"by the step's number, as compared here; --shift {by} lines them up"
+    )
+
+
+def _common(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str], off: _CountedFrom | None) -> NDArray[np.int64]:
     """Return the steps that all runs have."""
     every = [one.steps for side in sides for _, one in side]
     steps = every[0]
     for one in every[1:]:
         steps = np.intersect1d(steps, one, assume_unique=True)
     if not len(steps):
+        begun = (0, 0) if off is None else off.first
+        lined = f"; or line up step {begun[0]:,} and step {begun[1]:,}: --shift {begun[1] - begun[0]}" if off is not None else ""
         first, other = next((a, b) for a in every for b in every if not len(np.intersect1d(a, b)) or a is every[-1])
         raise TrueupError(
             "The runs have no step in common.\n  expected: curves over the same steps\n"
-            f"  got:      {_span(first)}, and {_span(other)}\n  next:     log every step, or the same ones, on both sides"
+            f"  got:      {_span(first)}, and {_span(other)}\n  next:     log every step, or the same ones, on both sides{lined}"
         )
     longest, shortest = max(int(one[-1]) for one in every), min(int(one[-1]) for one in every)
     if shortest < longest:

@@ -7,6 +7,7 @@ examples which hold the relation have, and no example which breaks it. Nothing i
     arguments of dropout are {"p": 0.2, "training": true}   in steps with 1 call of Linear, not with 2: an evaluation runs, too
     input.weight of head/linear changes                     after steps with a call of AdamW, not after those that scaling skipped
     param.weight of embed/Embedding is equal                on ranks 2 apart, not on neighbours: tensor parallelism
+    each parameter is equal                                 for those of the class LayerNorm, or without tensor_model_parallel
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trueup.foundation.words.wording import in_runs
 SUPPORT = 3  # examples that a relation under a condition is learned from
 EACH = 2  # examples with a value of a feature, before it is part of a condition
 PAIRED = 24  # features that are tried two at a time
+FEATURES = ("argument", "dtype", "rank", "apart", "period", "before", "calls", "attribute", "class", "parameter", "layer")
 PERIODS = range(2, 11)  # steps: of an evaluation, a report, an accumulation
 Value = str | int | float | bool | None
 
@@ -37,6 +39,7 @@ class Example:
     now: Step
     before: Step | None = None
     other: Step | None = None  # of another rank, the same step
+    of: Key | None = None  # the parameter, where the relation is one of `PARAMETERS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Condition:
 def feature(example: Example, name: str) -> Value:
     """Return a feature of an example; None where it has none."""
     what, _, which = name.partition(":")
+    if example.of is not None and what in ("attribute", "class", "parameter", "layer"):
+        return _of_parameter(example.now, example.of, what, which)
     if what == "argument" and example.key is not None:
         held = example.now.given(example.key).get(which)
         return held if isinstance(held, (str, int, float, bool)) else None
@@ -77,6 +82,18 @@ def feature(example: Example, name: str) -> Value:
     return None if step is None else step.counts[_called(which)]
 
 
+def _of_parameter(now: Step, key: Key, what: str, which: str) -> Value:
+    """Return what class of parameters one is in: by an attribute, its module's class, its own name, its layer's."""
+    _, _, scope, op, _, slot = key
+    if what == "attribute":
+        held = now.attributes.get(f"{scope}.{slot.removeprefix('param.')}", {})
+        return held.get(which, "True" if which == "requires_grad" else None)
+    if what == "class":
+        return op
+    parts = slot.removeprefix("param.") if what == "parameter" else scope
+    return next((one for one in reversed(parts.split(".")) if not one.isdigit()), "")
+
+
 def _called(which: str) -> Called:
     phase, scope, op = which.split("\t")
     return phase, scope, op
@@ -84,9 +101,15 @@ def _called(which: str) -> Called:
 
 def _spoken(name: str, values: Sequence[Value]) -> str:
     what, _, which = name.partition(":")
-    said = " or ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    spoken = ("not set" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    said = " or ".join(spoken)
     if what == "argument":
         return f"where the argument {which} is {said}"
+    if what == "attribute":
+        return f"for parameters without {which}" if values == [None] else f"for parameters whose {which} is {said}"
+    if what in ("class", "parameter", "layer"):
+        of = {"class": "of the class", "parameter": "called", "layer": "of a layer called"}[what]
+        return f"for parameters {of} {said}"
     if what == "dtype":
         return f"where it is {said}"
     if what == "rank":
@@ -122,7 +145,11 @@ def condition(held: Sequence[Example], broken: Sequence[Example], common: Sequen
     if len(held) < SUPPORT:
         return None
     own: dict[str, None] = {}
-    if held[0].key is not None:
+    if held[0].of is not None:
+        every = (one.now.attributes for one in (*held, *broken))
+        told = dict.fromkeys(name for attributes in every for one in attributes.values() for name in one)
+        own = dict.fromkeys([*(f"attribute:{name}" for name in told), "class", "parameter", "layer"])
+    elif held[0].key is not None:
         if held[0].relation != "arguments":
             own |= {f"argument:{name}": None for name in held[0].now.given(held[0].key)}
         if held[0].relation != "types":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trueup.analysis.invariants.conditions import EACH, SUPPORT, Example, condition, features_of
 from trueup.analysis.invariants.relations import Invariants, Relation, examples, expectable, first_other
-from trueup.analysis.invariants.steps import FEWEST, Key, Ranks, read_steps
+from trueup.analysis.invariants.steps import FEWEST, PARAMETERS, Key, Ranks, read_steps
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
@@ -51,10 +51,14 @@ class Checked:
 
 def learn(paths: Iterable[str | Path | Capture]) -> Invariants:
     """Learn from captures of healthy runs. Raises TrueupError where one has under three steps, or nothing holds."""
+    return learned(read_steps(open_capture(path), FEWEST - 1) for path in paths)
+
+
+def learned(runs: Iterable[Ranks]) -> Invariants:
+    """Learn from the steps of healthy runs; raises TrueupError where nothing holds."""
     grouped: dict[tuple[str, Key | None], list[Example]] = {}
     steps = []
-    for path in paths:
-        ranks = read_steps(open_capture(path), FEWEST - 1)
+    for ranks in runs:
         steps += [step for one in ranks.values() for step in one]
         for example in examples(ranks):
             grouped.setdefault((example.relation, example.key), []).append(example)
@@ -69,7 +73,9 @@ def learn(paths: Iterable[str | Path | Capture]) -> Invariants:
 
 
 def _learned(query: str, key: Key | None, held: Sequence[Example], common: Sequence[str]) -> list[Relation]:
-    """Return the relation that all examples hold, or those that some hold under a condition."""
+    """Return the relation that all examples hold, or those that some hold under a condition; one parameter is no class of them."""
+    if key == PARAMETERS and len({one.of for one in held}) < EACH:
+        return []
     groups: dict[object, list[Example]] = {}
     for example in held:
         groups.setdefault(expectable(query, key, example.outcome), []).append(example)
@@ -108,15 +114,18 @@ def broken(known: Invariants, ranks: Ranks | Iterable[Example]) -> tuple[tuple[V
             if relation.when is not None and not relation.when.holds(example):
                 continue
             seen.add(id(relation))
+            if example.of is not None and (example.relation, example.of) in known.known:
+                continue  # it has a relation of its own
             if not relation.holds(example.outcome):
-                place = 0 if example.key is None else example.now.order.get(example.key, 0)
+                key = example.of or example.key
+                place = 0 if key is None else example.now.order.get(key, 0)
                 found.append((example.now.number, _FIRST.get(relation.query, 1), place, _violation(relation, example)))
     found.sort(key=lambda one: one[:3])
     return tuple(one[3] for one in found), len(seen)
 
 
 def _violation(relation: Relation, example: Example) -> Violation:
-    now, key = example.now, example.key
+    now, key = example.now, example.of or example.key
     if key is None:
         place = first_other(relation.expected, example.outcome)
         _, scope, op = next((held[place] for held in (example.outcome, relation.expected) if place < len(held)), ("", "", ""))

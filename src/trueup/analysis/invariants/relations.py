@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.invariants.conditions import Condition, Example
-from trueup.analysis.invariants.steps import Key, Ranks, Step
+from trueup.analysis.invariants.conditions import FEATURES, Condition, Example
+from trueup.analysis.invariants.steps import PARAMETERS, Key, Ranks, Step
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_json
 from trueup.foundation.words.wording import shorten
@@ -60,6 +60,8 @@ class Relation:
             words = f"{named(self.key)} is not {named(self.expected)}, as in the healthy run: it was changed or not cleared"
         else:
             words = f"{_SAID[self.query](self, example)}; in the healthy run {_HEALTHY.get(self.name) or _was(self, example)}"
+        if self.key == PARAMETERS:
+            return f"{words}, {self.when or 'for all parameters'}"
         return words if self.when is None else f"{words} {self.when}"
 
 
@@ -146,7 +148,10 @@ def between(before: Step, now: Step) -> Iterator[Example]:
     """Yield what a step and the one before it tell."""
     for key, digest in now.digests.items():
         if key in before.digests:
-            yield Example("bytes", key, KEPT if before.digests[key] == digest else CHANGED, now, before)
+            outcome = KEPT if before.digests[key] == digest else CHANGED
+            yield Example("bytes", key, outcome, now, before)
+            if _is_parameter(key):
+                yield Example("bytes", PARAMETERS, outcome, now, before, of=key)
     for key, (_, shape) in now.tensors.items():
         if key in before.tensors:
             yield Example("shapes", key, KEPT if before.tensors[key][1] == shape else CHANGED, now, before)
@@ -157,6 +162,12 @@ def beside_another(one: Step, now: Step) -> Iterator[Example]:
     for key, digest in now.digests.items():
         if key in one.digests:
             yield Example("equal", key, one.digests[key] == digest, now, other=one)
+            if _is_parameter(key):
+                yield Example("equal", PARAMETERS, one.digests[key] == digest, now, other=one, of=key)
+
+
+def _is_parameter(key: Key) -> bool:
+    return key[0] == "module" and key[1] == "forward" and key[4] == 0 and key[5].startswith("param.")
 
 
 def expectable(query: str, key: Key | None, outcome: Any) -> Any:
@@ -182,7 +193,7 @@ def _bytes(relation: Relation, example: Example) -> str:
     assert relation.key is not None
     assert example.before is not None
     said = "is" if relation.expected == CHANGED else "is not"
-    return f"{named(relation.key)} {said} what it was in step {example.before.number}"
+    return f"{named(example.of or relation.key)} {said} what it was in step {example.before.number}"
 
 
 def _shapes(relation: Relation, example: Example) -> str:
@@ -195,7 +206,7 @@ def _shapes(relation: Relation, example: Example) -> str:
 def _equal(relation: Relation, example: Example) -> str:
     assert relation.key is not None
     assert example.other is not None
-    return f"{named(relation.key)} is not the same on ranks {example.other.rank} and {example.now.rank}"
+    return f"{named(example.of or relation.key)} is not the same on ranks {example.other.rank} and {example.now.rank}"
 
 
 def _calls(relation: Relation, example: Example) -> str:
@@ -276,7 +287,7 @@ def _relation(query: str, key: Sequence[Any] | None, expected: Any, when: Sequen
         features, values = when
         for name in features:
             what, _, which = str(name).partition(":")
-            if what not in ("argument", "dtype", "rank", "apart", "period", "before", "calls"):
+            if what not in FEATURES:
                 raise ValueError(f"{name!r} is no feature")
             if (what == "period" and int(which) < 1) or (what in ("before", "calls") and which.count("\t") != 2):
                 raise ValueError(f"{name!r} is no feature")

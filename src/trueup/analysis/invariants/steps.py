@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from trueup.foundation.frameworks.trees import LIES, TRAINED
 from trueup.foundation.model import TrueupError
+from trueup.foundation.settings import modules_of
 from trueup.foundation.store import Capture
 from trueup.foundation.store.declared import require_records
 from trueup.foundation.words.wording import counted
 
 Key = tuple[str, str, str, str, int, str]  # level, phase, scope, op, ordinal, slot
+PARAMETERS: Key = ("module", "forward", "", "parameters", 0, "param.")
+"""What relations of all parameters are about, or of a class of them: they hold for layers, too, that no healthy run had."""
 Called = tuple[str, str, str]  # level and phase, scope, op
 LEVELS = ("module", "api")
 ARGUMENTS = "arguments"
@@ -33,6 +37,7 @@ class Step:
     calls: tuple[Called, ...] = field(repr=False)
     tensors: Mapping[Key, tuple[str, tuple[int, ...]]] = field(repr=False)  # dtype and shape
     whole: bool = True  # False: calls may lack, or be of another step
+    attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)  # of parameters by their name
 
     @cached_property
     def counts(self) -> Counter[Called]:
@@ -100,4 +105,17 @@ def read_step(capture: Capture, rank: int, number: int, shift: int = 0) -> Step 
         if dtype is not None and shape is not None:
             tensors[key] = dtype, tuple(shape)
     made = tuple(calls[seq] for seq in sorted(calls))
-    return Step(number + shift, rank, digests, arguments, made, tensors) if calls else None
+    return Step(number + shift, rank, digests, arguments, made, tensors, attributes=attributes_of(capture, rank)) if calls else None
+
+
+def attributes_of(capture: Capture, rank: int) -> dict[str, dict[str, str]]:
+    """Return what parameters say of themselves, by their name: how they lie on the ranks, and whether they are trained."""
+    found: dict[str, dict[str, str]] = {}
+    for scope, module in modules_of(capture.ranks.get(rank, {})).items():
+        for name, said in module.items():
+            if name.endswith(LIES) and isinstance(said, str):
+                told = {one.partition("=")[0]: one.partition("=")[2] or "True" for one in said.split()}
+                found.setdefault(f"{scope}.{name.removesuffix(LIES)}", {}).update(told)
+            elif name.endswith(TRAINED):
+                found.setdefault(f"{scope}.{name.removesuffix(TRAINED)}", {})["requires_grad"] = str(bool(said))
+    return found

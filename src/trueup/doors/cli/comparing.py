@@ -207,6 +207,7 @@ def curves(
     window: Annotated[Word, typer.Option(metavar="FIRST:LAST", help="Steps that the verdict is of; else the last tenth.")] = None,
     paired: Annotated[Optional[bool], typer.Option("--paired/--unpaired", help=PAIRED)] = None,  # noqa: UP045 - Python 3.10
     spread: Annotated[Word, typer.Option(metavar="SHARE", help=SPREAD)] = None,
+    shift: Annotated[int, typer.Option(metavar="N", help="The candidate's step n + N is the baseline's step n.")] = 0,
     pattern: Annotated[Words, typer.Option(metavar="REGEX", help=PATTERN)] = None,
     output: Output = None,
     json: Json = None,
@@ -227,7 +228,7 @@ def curves(
         from trueup.doors.report.curves import document, render, save
         from trueup.doors.report.terminal import Terminal, print_saved
 
-    options_of = {"margin": allowed, "paired": paired, "better": side, "window": steps, "spread": known}
+    options_of = {"margin": allowed, "paired": paired, "better": side, "window": steps, "spread": known, "shift": shift}
     found = judge(first, second, series, pattern=pattern or (), **options_of)
     console = Terminal()
     render(found, console)
