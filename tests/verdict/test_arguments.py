@@ -3,7 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import trueup
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.facts.arguments import equal_values
 
@@ -42,3 +45,16 @@ def test_what_the_program_chose_is_named_in_later_steps(reads: str | None, named
     """However far off the buffer is; but a number that was read out of a tensor that differs may have made the argument."""
     sides = [momentum(tmp_path / name, decay, off, reads=reads) for name, decay, off in (("a", 0.9, 0.0), ("b", 0.5, 0.3))]
     assert [culprit.op for culprit in compare(*sides).culprits] == named
+
+
+def test_another_switch_behind_rounding(tmp_path: Path) -> None:
+    """Nothing that the pooling gets is equal, and its row grants more than the switch makes: 8 times what came in is no chance."""
+    for name, counts, coarse in (("a", True, False), ("b", False, True), ("c", True, True)):
+        torch.manual_seed(0)
+        layer = nn.Conv2d(3, 8, 3, padding=1)
+        with trueup.capture(tmp_path / name, model=layer) as capture, torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+            nn.functional.avg_pool2d(layer(torch.randn(4, 3, 16, 16)) + 1, 3, 2, 1, count_include_pad=counts).sum().backward()
+            capture.step()
+    result = trueup.compare(tmp_path / "a", tmp_path / "b", level=["module", "api"])
+    assert "count_include_pad of torch.nn.functional.avg_pool2d: true in the baseline, false" in result.sentence.splitlines()[0]
+    assert trueup.compare(tmp_path / "a", tmp_path / "c", level=["module", "api"]).verdict == "aligned"

@@ -15,7 +15,7 @@ import numpy as np
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import same_shapes
-from trueup.comparison.measures.thresholds import GONE, SMALL
+from trueup.comparison.measures.thresholds import CHANCE, GONE, SMALL
 from trueup.comparison.verdict import micro_batches, optimizer_updates, peers
 from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
@@ -43,7 +43,7 @@ from trueup.comparison.verdict.regions import Call, Region, Regions, added, choo
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.comparison.verdict.unaccounted import dead_ends, settle, unaccounted
-from trueup.foundation.facts.arguments import equal_arguments
+from trueup.foundation.facts.arguments import equal_arguments, other_words
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
@@ -371,21 +371,23 @@ def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
 
 def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
     """Find calls given other scalars, whose results show it, and which are not suspects yet. If results agree within rounding the
-    part notes it: it is no reason for anything. What an optimizer is given acts again in every step, so there any effect counts;
-    and where limits decide, for they know of no rounding."""
+    part notes it. What an optimizer is given acts again in every step, so there any effect counts; and where limits decide. Where
+    inputs differ, another word (a mode, a switch) is shown by results that are further off than chance makes of them."""
     verdicts, optimizer = part.verdicts, part.streams[1].names.number("optimizer")
     suspected = {id(s.judged) for s in known}
     found = []
     for pair, arguments in verdicts.errors.arguments.items():
         if excused.holds(pair):
             continue
-        error, lost = float(verdicts.error_out[pair]), pair in verdicts.incomparable  # of another shape, it is not measured
-        judged = verdicts.at(pair)
-        if (error == 0 and not lost) or verdicts.error_in[pair] > 0 or id(judged) in suspected or equal_arguments(*arguments):
+        lost, judged = pair in verdicts.incomparable, verdicts.at(pair)  # of another shape, it is not measured
+        error, given = judged.error_out, judged.error_in
+        if (error == 0 and not lost) or id(judged) in suspected or equal_arguments(*arguments):
+            continue
+        if given > 0 and not (other_words(*arguments) and error > CHANCE * max(given, judged.own)):
             continue
         lasts = part.streams[1].phase[verdicts.errors.calls[1][pair]] == optimizer
         shows = judged.ratio > criterion.suspect or _is_recast(judged, part.streams)
-        if lost or lasts or shows or criterion.limits:
+        if lost or lasts or shows or criterion.limits or given > 0:
             found.append(Suspect(judged, "argument", True))
         else:
             part.harmless.append(judged)

@@ -19,9 +19,6 @@ from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.foundation.facts.slots import is_gradient_of_input, is_gradient_of_step
 from trueup.foundation.facts.why import Why
 
-NAMED = 3
-"""Weights or inputs that are named; of more it is said how many."""
-
 
 def parted(tree: Tree, excused: Reconvergence) -> tuple[list[Suspect], set[Call]]:
     """Return the innermost calls that make a gradient, or update a weight, on one side alone, the first of those that autograd
@@ -34,10 +31,10 @@ def parted(tree: Tree, excused: Reconvergence) -> tuple[list[Suspect], set[Call]
         side, names, readers = lost[pair]
         if read.isdisjoint(readers):
             verdicts.set_apart(pair)
-            judged, more = verdicts.at(pair), max(len(names) - NAMED, 0) or None
+            judged, more = verdicts.at(pair), max(len(names) - 3, 0) or None
             row = judged.call.candidate
             why = Why.NOT_UPDATED if row.op == STEP else Why.NO_GRADIENT
-            because = (why(SIDES[side], ", ".join(sorted(names)[:NAMED]), more, row.scope or row.op),)
+            because = (why(SIDES[side], ", ".join(sorted(names)[:3]), more, row.scope or row.op),)
             suspects.append(Suspect(judged, "operator", True, because=because, independent=True))
         read |= readers
     return suspects, read

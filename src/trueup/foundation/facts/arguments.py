@@ -84,6 +84,17 @@ def other_numbers(first: str | None, second: str | None, rtol: float) -> bool:
     return _differ(decoded(first), decoded(second), rtol)
 
 
+def other_words(first: str | None, second: str | None) -> bool:
+    """Tell whether two calls are given another word or switch (``"reflect"``, ``true``): no number, and no dtype or device."""
+    sides = decoded(first), decoded(second)
+    pairs = [[side.get(name) for side in sides] for name in sides[0].keys() | sides[1].keys()]
+    return any(one != other and (_is_word(one) or _is_word(other)) for one, other in pairs)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value.isidentifier())
+
+
 def _differ(first: Any, second: Any, rtol: float) -> bool:
     """Tell whether two decoded arguments hold a real number in the same place that is another one."""
     if isinstance(first, dict) and isinstance(second, dict):
