@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trueup import compare, open_capture
 from trueup.doors.cli import main
+from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Writer, objects
 from trueup.foundation.store.layout import url_of
@@ -80,6 +82,45 @@ def test_a_capture_is_pushed_and_compared_where_it_lies(bucket: str, tmp_path: P
     assert (len(held.ranks), held.rows, held.problems) == (2, 4, [])
     texts = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"s3cret-of-mine" not in texts
+
+
+def test_only_tensors_that_are_looked_at_are_fetched(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [np.full(50_000, k, np.float32) for k in range(24)]
+    digests = [f"{digest_of(array):016x}" for array in arrays]
+    writer = Writer(tmp_path / "run", 0, {"run": "r", "levels": ["aten"], "detail": "tensor", "config": {}}, {"framework": "torch"})
+    places = [writer.add_payload(digest, "float32", (50_000,), array) for digest, array in zip(digests, arrays, strict=True)]
+    columns: dict[str, list[Any]] = {"seq": [0] * 24, "slot": [f"input.{k}" for k in range(24)], "op": ["aten::cat"] * 24}
+    columns |= {name: list(of) for name, of in zip(("payload_segment", "payload_key"), zip(*places, strict=True), strict=True)}
+    writer.write_records(0, columns)
+    writer.close("complete")
+    Push(tmp_path / "run", f"{bucket}/run").push(complete=True)
+    came, whole = list[int](), list[str]()
+    some, all_of_it = Objects.range, Objects.fetch
+    monkeypatch.setattr(Objects, "range", lambda self, *given: (found := some(self, *given), came.append(len(found)))[0])
+    monkeypatch.setattr(Objects, "fetch", lambda self, name, *given: (whole.append(name), all_of_it(self, name, *given))[1])
+    capture = open_capture(f"{bucket}/run")
+    assert (capture.problems, came) == ([], [objects.HEAD])
+    for k in (3, 7, 3):
+        assert (capture.payload(0, *places[k], digest=digests[k]) == arrays[k]).all()
+    assert came[1:] == [200_000, 200_000]
+    assert not any("tensors" in name for name in whole)
+    second = open_capture(capture.path)  # at the same time, as a report opens it again
+    for k in (5, 3):
+        for one in (second, capture):
+            assert (one.payload(0, *places[k], digest=digests[k]) == arrays[k]).all()
+    assert second.payload(0, *places[9], digest=None)[0] == 9  # nothing to hold it against: all of it, and the other reads on
+    assert (capture.payload(0, *places[11], digest=digests[11]) == arrays[11]).all()
+    came[:], whole[:] = came[:2], []
+    monkeypatch.setenv("TRUEUP_CACHE", str(tmp_path / "one more"))
+    capture = open_capture(f"{bucket}/run")
+    came[:] = came[:1]
+    for k in range(24):  # many of them: all of it, once
+        assert (capture.payload(0, *places[k], digest=digests[k]) == arrays[k]).all()
+    segment = "rank-00000/tensors-0000.safetensors"
+    assert (len(came), [name for name in whole if "tensors" in name]) == (1 + objects.RANGES, [segment])
+    Objects(f"{bucket}/run").put(segment, b"x" * 4_900_000)
+    monkeypatch.setenv("TRUEUP_CACHE", str(tmp_path / "another"))
+    assert any("tensors-0000.safetensors is missing, or not of the" in text for text in open_capture(f"{bucket}/run").lost)
 
 
 def test_a_killed_push_is_gone_on_with(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

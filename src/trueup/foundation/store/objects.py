@@ -10,6 +10,7 @@
 Object storage has no rename and no append, and lists slowly. So a file is put whole, once it has its name in the spool; what an
 index names is there; and nobody lists: a reader asks for ``index/0000.json`` and the next ones until there is none. A push that
 was killed is gone on with by the next one (`trueup push`), and until an index is complete a reader says what is missing.
+Of payload only the headers are fetched: a tensor's bytes come when somebody looks at it (`Payload`).
 Who may do this is known from the environment alone (``AWS_...``, ``GOOGLE_...``, ``AZURE_...``); nothing of it is written.
 """
 
@@ -38,6 +39,7 @@ NAME = re.compile(
 )
 """All files that a capture has: nothing else is put, or believed of an index."""
 STATE = ".pushed.json"  # in the spool: which index is its own
+FETCHED = ".fetched.json"  # in the cache: which URL the folder stands for
 INDEX_LIMIT = 256 * 2**20  # largest index that is read, in bytes
 AT_ONCE = 256  # files after which the index is written: what a killed push puts again
 WORKERS = 16
@@ -74,6 +76,22 @@ class Objects:
         except FileNotFoundError:
             return None
         except self._failed as error:
+            raise self._error(f"cannot be read ({name})", error) from None
+
+    def has(self, name: str, size: int) -> bool:
+        """Tell whether there is an object of that size."""
+        try:
+            return bool(self._obstore.head(self._store, name)["size"] == size)
+        except FileNotFoundError:
+            return False
+        except self._failed as error:
+            raise self._error(f"cannot be read ({name})", error) from None
+
+    def range(self, name: str, start: int, end: int) -> bytes:
+        """Return bytes ``start`` to ``end`` of an object, which are there."""
+        try:
+            return bytes(self._obstore.get_range(self._store, name, start=start, end=end)) if end > start else b""
+        except (*self._failed, FileNotFoundError) as error:
             raise self._error(f"cannot be read ({name})", error) from None
 
     def put(self, name: str, content: bytes | Path, *, create: bool = False) -> bool:
@@ -323,8 +341,66 @@ def spooled(url: str, *, shared: bool, say: Callable[[str], None]) -> Iterator[P
 
 
 # ---------------------------------------------------------------- reading
-def fetched(url: str) -> tuple[Path, list[str]]:
-    """Bring a capture into this user's cache, where it is read; return the folder and what is missing or damaged there.
+HEAD = 1 << 16  # bytes of a segment that are read first: its header, as a rule
+RANGES = 16  # tensors of a segment after which all of it is fetched: a request takes as long as a megabyte
+
+
+class Payload:
+    """The payload segments of a fetched capture: files of the size that was put, with nothing but a header in them at first."""
+
+    def __init__(self, url: str, folder: Path, held: Held) -> None:
+        self.url, self.folder, self._held = url, folder, held
+        self._brought: dict[str, set[int]] = {}
+        self._files: dict[str, int] = {}  # the inode of each: another process may fetch all of one
+
+    def outline(self, objects: Objects, name: str) -> str | None:
+        """Make the file of a segment; return what is wrong with it, None if nothing."""
+        size = self._held[name][0]
+        if not objects.has(name, size):
+            return f"is missing, or not of the {size} bytes that were put"
+        head = objects.range(name, 0, min(size, HEAD))
+        length = 8 + int.from_bytes(head[:8], "little")
+        if len(head) < length <= size:
+            head += objects.range(name, len(head), length)
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.is_file() and not path.is_symlink() and path.stat().st_size == size and _begins(path, head)):
+            durable.write_file(path, [head], sync=False)
+            os.truncate(path, size)
+        self._files[name] = path.stat().st_ino
+        return None
+
+    def bring(self, path: Path, start: int, end: int, *, checked: bool) -> bool:
+        """Bring a tensor's bytes into the file of its segment; return whether that is another file now, for all of it was fetched:
+        so is a segment of which many tensors are wanted, or one whose record has no digest (``checked``) to hold them against.
+        Raises TrueupError if the storage cannot be reached, or holds other bytes."""
+        name = path.relative_to(self.folder).as_posix()
+        told = self._held.get(name)
+        if told is None:
+            return False
+        known, self._files[name] = self._files.get(name), path.stat().st_ino
+        if checked and start in self._brought.get(name, ()) and known == self._files[name]:
+            return False
+        objects, brought = Objects(self.url), self._brought.setdefault(name, set())
+        try:
+            if not checked or len(brought) >= RANGES:
+                if (wrong := objects.fetch(name, path, told)) is not None:
+                    raise TrueupError(f"{self.url}/{name} {wrong}: push the capture again from its spool")
+                del self._held[name]
+                return True
+            content = objects.range(name, start, end)
+            with path.open("r+b") as file:
+                file.seek(start)
+                file.write(content)
+        except OSError as error:
+            raise TrueupError(f"{path} cannot be written: {error.strerror}; name another folder in TRUEUP_CACHE") from None
+        brought.add(start)
+        return known != self._files[name]
+
+
+def fetched(url: str) -> tuple[Path, list[str], Payload]:
+    """Bring a capture into this user's cache, where it is read; return the folder, what is missing or damaged there, and what
+    brings tensors.
 
     Every file is held against the size and the digest that were put; one that is in the cache already is not fetched again.
     Raises TrueupError if there is no capture, the storage cannot be reached, or the disk has no room.
@@ -342,11 +418,14 @@ def fetched(url: str) -> tuple[Path, list[str]]:
         problems += [f"{_index_name(n)} names {name[:80]!r}, which is no file of a capture; skipped" for name in strange[:8]]
         wanted |= {name: told for name, told in content["files"].items() if NAME.fullmatch(name)}
     folder.mkdir(parents=True, exist_ok=True)
+    durable.write_json(folder / FETCHED, {"url": url})
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:
-        if path.relative_to(folder).as_posix() not in wanted:
+        if path.relative_to(folder).as_posix() not in {*wanted, FETCHED}:
             path.unlink()  # of a capture that was there before
     missing = [name for name, told in sorted(wanted.items()) if not _is_there(folder / name, told)]
-    room, size = shutil.disk_usage(folder).free, sum(wanted[name][0] for name in missing)
+    segments = {name: wanted[name] for name in missing if "/tensors-" in name}
+    payload = Payload(url, folder, segments)
+    room, size = shutil.disk_usage(folder).free, sum(wanted[name][0] for name in missing if name not in segments)
     if size > room:
         raise TrueupError(
             f"{url} is not fetched: it takes {size:,} bytes, and {folder} has room for {room:,}\n"
@@ -355,9 +434,26 @@ def fetched(url: str) -> tuple[Path, list[str]]:
     for at in range(0, len(missing), AT_ONCE):
         advance("fetching", "files", at, len(missing))
         names = missing[at : at + AT_ONCE]
-        wrong = side_by_side(lambda name: objects.fetch(name, folder / name, wanted[name]), names, WORKERS)
+        wrong = side_by_side(
+            lambda name: (
+                payload.outline(objects, name) if name in segments else objects.fetch(name, folder / name, wanted[name])
+            ), names, WORKERS,
+        )  # fmt: skip
         problems += [f"{name} {why}; its contents are missing" for name, why in zip(names, wrong, strict=True) if why is not None]
-    return folder, problems
+    return folder, problems, payload
+
+
+def url_of_folder(folder: Path) -> str | None:
+    """Return the URL that a folder of the cache stands for, None for any other: what lies there lacks tensors."""
+    with suppress(OSError, TrueupError, KeyError, TypeError):
+        url = layout.url_of(layout.read_object(folder, folder / FETCHED)["url"])
+        return url if url is not None and cached("fetched", url) == folder.absolute() else None
+    return None
+
+
+def _begins(path: Path, head: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head)) == head
 
 
 def _is_there(path: Path, told: tuple[int, str]) -> bool:

@@ -33,7 +33,7 @@ WRITTEN = "written"  # column that no file holds: the place of each row in the o
 
 def open_capture(path: str | Path | Capture) -> Capture:
     """Open a capture for reading, salvaging what an interrupted run left; one that is open is returned as it is, one at a URL
-    (``s3://bucket/run``, ``gs://``, ``az://``) is fetched first.
+    (``s3://bucket/run``, ``gs://``, ``az://``) is fetched first, and so is the folder into which one was.
 
     Raises:
         TrueupError: there is no such directory, it is not a capture, its format is newer, or its manifest is damaged.
@@ -41,15 +41,15 @@ def open_capture(path: str | Path | Capture) -> Capture:
     if isinstance(path, Capture):
         return path
     lacking: list[str] = []
-    if (url := layout.url_of(path)) is None:
-        root = Path(path)
+    if (url := layout.url_of(path) or objects.url_of_folder(Path(path))) is None:
+        root, payload = Path(path), None
     else:
-        root, lacking = objects.fetched(url)
+        root, lacking, payload = objects.fetched(url)
     content = layout.read_root(root)
     found = salvage.scan(root, content)
     for text in lacking:
         found.lose(text)
-    return Capture(root, content, found)
+    return Capture(root, content, found, payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class Capture:
     lost: list[str]  # the problems that mean records or tensors were there once and cannot be read; an interrupted run lost none
     unfinished: list[str]  # the problems that mean the run or its capture ended before all was recorded that was wanted
 
-    def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
+    def __init__(
+        self, root: Path, content: dict[str, Any], found: salvage.Found, payload: objects.Payload | None = None
+    ) -> None:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
         self.lost, self.unfinished = found.lost, found.unfinished
         self._parts, self._site_files, self.left_behind = found.parts, found.sites, found.left_behind
@@ -90,6 +92,7 @@ class Capture:
         self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
         self._kept: parts.Kept = {}  # what was read of a packed file and holds the next steps
+        self._payload = payload
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -282,16 +285,10 @@ class Capture:
             TrueupError: the file is missing or damaged, lacks the tensor or holds other bytes; the message says what can be done.
         """
         with self._lock:
-            opened = self._segments.get((rank, segment))
-            if opened is None:
-                path = salvage.segment_path(self.path, rank, segment)
-                try:
-                    opened = open_segment(path)
-                except OSError as error:
-                    raise TrueupError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
-                if len(self._segments) >= OPEN_SEGMENTS:
-                    self._segments.pop(next(iter(self._segments)))
-                self._segments[rank, segment] = opened
+            opened = self._segment(rank, segment)
+            if self._payload is not None and self._payload.bring(opened.path, *opened.place(key), checked=digest is not None):
+                del self._segments[rank, segment]
+                opened = self._segment(rank, segment)
         found = opened.tensor(key, view)
         if digest is not None and (got := hexadecimal(digest_of(found))) != digest:
             raise TrueupError(
@@ -299,6 +296,19 @@ class Capture:
                 f"{digest[:40]}; copy the file back from the machine that recorded the capture, or record again"
             )
         return found
+
+    def _segment(self, rank: int, segment: str) -> Segment:
+        opened = self._segments.get((rank, segment))
+        if opened is None:
+            path = salvage.segment_path(self.path, rank, segment)
+            try:
+                opened = open_segment(path)
+            except OSError as error:
+                raise TrueupError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+            if len(self._segments) >= OPEN_SEGMENTS:
+                self._segments.pop(next(iter(self._segments)))
+            self._segments[rank, segment] = opened
+        return opened
 
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
         """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""

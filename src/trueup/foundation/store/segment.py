@@ -63,6 +63,12 @@ class Segment:
                 f"{self.path} is truncated: expected {max(ends)} bytes of data, got {len(self.data)}; record it again"
             )
 
+    def place(self, key: str) -> tuple[int, int]:
+        """Return where a tensor's bytes begin and end in the file; raises as `tensor` does."""
+        size, whole = self._whole(key).nbytes, self.path.stat().st_size - len(self.data)
+        start = whole + int(self.header[key]["data_offsets"][0])
+        return start, start + size
+
     def tensor(self, key: str, view: Sequence[int] | None = None) -> NDArray[Any]:
         """Return a tensor, or its part ``view`` (offset, sizes, strides in elements), as a read-only array over the file. Raises
         TrueupError if the segment does not hold it, or its entry or the view is damaged."""
