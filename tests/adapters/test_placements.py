@@ -15,7 +15,7 @@ from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.foundation.settings import modules_of
 from trueup.foundation.store import open_capture
-from trueup.recording.engine.placements import placement
+from trueup.recording.engine.settings import placement
 
 
 @dataclass

@@ -13,10 +13,10 @@ import torch
 import trueup
 from trueup.doors.cli import main
 from trueup.migration.rewrites import Rewrite, catalogue, find, patch
-from trueup.migration.rewrites.finding import CAPITALS
 from trueup.simdev.equivalence import judged
 
 ROWS = {row.id: row for row in catalogue()}
+CAPITALS = re.compile(r"\b[A-Z]\b")
 
 
 def script(line: str, *, head: str = "import torch\nimport apex\nimport math\nimport numpy\n") -> str:

@@ -119,7 +119,6 @@ class Case:
 
 CASES: dict[str, Case] = {
     "softmax-1e-3": Case("gpt", softmax(1e-3), ("operator",), "blocks.2.attn", ("softmax",)),
-    "softmax-1e-2": Case("gpt", softmax(1e-2), ("operator",), "blocks.2.attn", ("softmax",)),
     "fc1-weight": Case("gpt", weight, ("input",), "blocks.2.fc1", ()),
     "gelu-tanh": Case("gpt", gelu, ("operator",), "blocks.3", ("gelu",)),
     "epsilon": Case("gpt", epsilon, ("argument",), "blocks.2.ln1", ("layer_norm",), ("1e-05", "0.001")),

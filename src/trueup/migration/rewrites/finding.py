@@ -32,8 +32,6 @@ from trueup.foundation.words.wording import unified_diff
 from trueup.migration.rewrites.catalogue import Kind, Rewrite, catalogue
 from trueup.migration.rewrites.masks import asked_of, note_masks
 
-CAPITALS = re.compile(r"\b[A-Z]\b")
-
 
 @dataclass(frozen=True)
 class Found:

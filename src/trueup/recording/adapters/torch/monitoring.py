@@ -24,8 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, streams
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
-from trueup.recording.adapters.torch.monitored_collectives import collectives
-from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers
+from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers, collectives
 from trueup.recording.engine.monitored_step import DIGEST_BITS, GOLDEN, ITERATIONS, LOSS, Floats, Made, Numbers, StepProbe, labels
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around
