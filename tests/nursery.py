@@ -35,7 +35,7 @@ import warm_python
 from launch.running import environment
 
 TESTS = Path(__file__).parent
-LIMIT = 180.0
+LIMIT = 400.0
 """Seconds after which a job is killed and the test fails: no fault may hang the training."""
 READY = (
     "faults.jobs", "pyarrow.compute", "pyarrow.parquet", "trueup.analysis.bisection", "trueup.doors.cli.app",

@@ -35,7 +35,7 @@ def test_the_crf_is_named_and_float32_heals_it(nursery: Nursery, tmp_path: Path)
         name: nursery.script(tmp_path / f"{name}.log", FOLDER / "train.py", *given, directory=tmp_path / name, level="api")
         for name, given in options.items()
     }
-    large, error = first.communicate(timeout=200)
+    large, error = first.communicate(timeout=600)
     ends = [(first.returncode, error), *((run.wait(), run.complained) for run in runs.values())]
     assert [end for end in ends if end[0]] == []
     assert "nan" in large
@@ -56,7 +56,7 @@ def test_the_crf_is_named_and_float32_heals_it(nursery: Nursery, tmp_path: Path)
     run = [sys.executable, str(FOLDER / "train.py"), "--large"]
     told = subprocess.run(
         [sys.executable, "-m", "trueup", "heal", str(tmp_path / "large"), "--", *run],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     expected, losses = runs["healed"].said.splitlines(), [line for line in told.stdout.splitlines() if line.startswith("step")]

@@ -31,7 +31,7 @@ for case in (["attention", "--steps", "1"], ["gelu"]):
 def test_cases() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
-    run = subprocess.run([sys.executable, "-c", CASES, str(FOLDER)], env=environment, capture_output=True, text=True, timeout=200)
+    run = subprocess.run([sys.executable, "-c", CASES, str(FOLDER)], env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-2000:]
     codes = [line.split()[1:] for line in run.stdout.splitlines() if line.startswith("code ")]
     assert codes == [["attention", "0"], ["gelu", "1"]], run.stdout

@@ -97,7 +97,7 @@ def test_a_broken_operator_of_paddle_is_found(
     (tmp_path / "examples").symlink_to(FOLDER.parent)
     (tmp_path / "pyproject.toml").write_text('[tool.trueup.capture]\nsteps = "0:1"\nstop = true\n')
     runs = [start("-m", "trueup", *shlex.split(line)) for line in (good, bad, other)]
-    ended = [(*run.communicate(timeout=200), run.returncode) for run in runs]
+    ended = [(*run.communicate(timeout=600), run.returncode) for run in runs]
     assert [end for end in ended if end[2]] == []
     assert ended[0][0] == ended[1][0], "a broken backward does not show in the first loss"
     assert app.run(shlex.split(aligned)) == 1

@@ -37,7 +37,7 @@ def test_steps_are_counted_and_nothing_changes(name: str, nursery: Nursery, tmp_
     run = watched(tmp_path / "watched", sys.executable, str(script), *options)
     plain = nursery.script(tmp_path / "plain", script, *options)
     itself = nursery.script(tmp_path / "log", script, *options, "--capture", tmp_path / "itself")
-    out, error = run.communicate(timeout=200)
+    out, error = run.communicate(timeout=600)
     ends = [(run.returncode, error), *((child.wait(), child.complained) for child in (plain, itself))]
     assert [end for end in ends if end[0]] == []
     assert "loss" in plain.said

@@ -180,7 +180,7 @@ def test_a_command_is_run_and_compared(project: pytest.Pytester, warm: str, monk
     """That every rank of torchrun is followed is tested in tests/launch/test_ranks.py, of the same way in."""
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     project.makepyfile(train=COMMAND)
-    project.makepyfile(test_command=f"def test_it(trueup_golden):\n    trueup_golden.run([{warm!r}, 'train.py'], timeout=60)\n")
+    project.makepyfile(test_command=f"def test_it(trueup_golden):\n    trueup_golden.run([{warm!r}, 'train.py'], timeout=600)\n")
     ran(project).assert_outcomes(passed=1)
     assert goldens(project) == ["goldens/test_command/test_it/torch-2.13.0-cpu"]
     monkeypatch.setenv("SCALE", "1.5")

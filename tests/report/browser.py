@@ -36,7 +36,7 @@ class Browser:
         """Run the body of a function in the page and return its value."""
         return self._post("execute/sync", script=script, args=list(args))
 
-    def wait(self, condition: str, seconds: float = 15) -> Any:
+    def wait(self, condition: str, seconds: float = 120) -> Any:
         """Wait until an expression is true and return it."""
         script = """
             const done = arguments[0], until = performance.now() + %d;
@@ -46,6 +46,10 @@ class Browser:
         got = self._post("execute/async", script=script, args=[])
         assert got, f"never became true: {condition}"
         return got
+
+    def rest(self, seconds: float) -> None:
+        """Let the page have that time: what it put off for less is done then, however slow the machine is."""
+        self.run("return new Promise((done) => setTimeout(() => done(null), arguments[0]))", 1000 * seconds)
 
     def press(self, key: str) -> None:
         strokes = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
@@ -106,7 +110,7 @@ def browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
                 _call(session, None, "DELETE")
         finally:
             driver.terminate()
-            driver.wait(10)
+            driver.wait(120)
 
 
 def _port(driver: subprocess.Popen[str]) -> int:
@@ -121,5 +125,5 @@ def _call(url: str, body: Any, method: str = "POST") -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     # An opener without proxies: the driver is on this machine.
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=300) as answer:
         return json.load(answer)["value"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def choose(window: Browser, **values: str) -> str:
             field.dispatchEvent(new Event('input', { bubbles: true }));
         }"""
     window.run(script, values)
-    time.sleep(0.15)
+    window.rest(0.15)
     return str(window.run(SHOWN))
 
 
@@ -92,7 +91,7 @@ def test_filters(window: Browser, tmp_path: Path) -> None:
     assert set(column(window, "step")) == {1}
     assert choose(window, text="no such call") == "0 of 1,240"
     window.run("document.getElementById('filters').reset()")
-    time.sleep(0.1)
+    window.rest(0.1)
     assert window.run(SHOWN) == "1,240 of 1,240"
     assert choose(window, role="culprit") == "1 of 1,240"
     assert window.errors() == []
@@ -120,7 +119,7 @@ def test_sorting_texts_keeps_the_order_of_equal_ones(window: Browser, tmp_path: 
     drawn = DEEP + f"return all(document, '.slick-row').map((r) => {cells_of})"
     before = list(zip(column(window, "scope"), column(window, "call"), strict=True))
     window.run(DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('scope')).click()")
-    time.sleep(0.2)
+    window.rest(0.2)
     shown = window.run(drawn)
     assert [tuple(row) for row in shown] == sorted(before, key=lambda row: row[0])[: len(shown)]
 
@@ -133,7 +132,7 @@ def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path, key: str
     shown = DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
     for rising in (True, False):
         window.press(key)
-        time.sleep(0.3)
+        window.rest(0.3)
         errors = window.run(shown)
         assert errors == sorted(errors, reverse=not rising)
         assert "error out" in window.run(focused + "return at.textContent")
@@ -218,7 +217,7 @@ def test_hostile_captures_run_nothing(window: Browser, tmp_path: Path) -> None:
     choose(window, state="all")
     window.run(DEEP + "all(document, '.slick-cell')[0].click()")
     window.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    time.sleep(0.2)
+    window.rest(0.2)
     assert window.run("return window.hacked === undefined")
     assert window.run(DEEP + "return all(document, 'img').length") == 0
     assert any("onerror" in cell for cell in cells(window))
@@ -287,7 +286,7 @@ def tapped(window: Browser, plot: str, nth: int, series: int = 0) -> str:
     """Choose a point of a chart, as a click on it does, and return the line that counts the calls."""
     script = f"const source = {MODEL}.renderers[arguments[2]].data_source; source.selected.indices = [arguments[1]];"
     window.run(script, plot, nth, series)
-    time.sleep(0.1)
+    window.rest(0.1)
     return str(window.run(SHOWN))
 
 
@@ -350,7 +349,7 @@ def test_a_call_of_the_picture_leads_to_its_row(window: Browser, tmp_path: Path)
     assert "grad_input.0 → grad_output.0: rel. L2 2.1e-1" in window.run("return document.querySelector('.around svg').textContent")
     window.run("document.querySelector('.around a .culprit').closest('a').focus()")
     window.press(ENTER)
-    time.sleep(0.2)
+    window.rest(0.2)
     assert set(column(window, "scope")) <= {"neck.lstm"}
     assert rows.num_rows == 1240
 

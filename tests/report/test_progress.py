@@ -87,7 +87,7 @@ class Screen:
 
     def shows(self, *wanted: str) -> list[str]:
         """Wait until the screen has some texts, and return its lines."""
-        patience = time.monotonic() + 20
+        patience = time.monotonic() + 300
         while not all(any(text in line for line in self.screen.display) for text in wanted):
             assert time.monotonic() < patience, self.screen.display
             self.read()

@@ -18,7 +18,7 @@ import pyte
 import pytest
 
 COLUMNS, LINES = 100, 40
-PATIENCE = 180.0
+PATIENCE = 400.0
 
 
 class Terminal:

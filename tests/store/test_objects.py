@@ -44,7 +44,7 @@ def bucket(endpoint: str, request: pytest.FixtureRequest, tmp_path: Path, monkey
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     name = f"test-{abs(hash(request.node.name)):x}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=10)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=120)
     return f"s3://{name}"
 
 
