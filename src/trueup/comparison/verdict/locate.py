@@ -115,11 +115,12 @@ def locate(
 
 
 def _is_shared(pair: int, tree: Tree, readers: Readers) -> bool:
-    """Tell whether what is wrong of a call is a gradient that others have a part in which were given what differs more."""
-    verdicts = tree.verdicts
-    k = int(verdicts.errors.slots[1][verdicts.worst[pair]])
-    others = tree.pairs[1][readers.cast_at_once(k)]
-    return bool((others == NONE).any() or (verdicts.error_in[others] > verdicts.error_in[pair]).any())
+    """Tell whether what is wrong of a call is a gradient that others have a part in: of which one side lacks theirs (autocast casts
+    a weight once, and one call has it for all), or which were given what differs more."""
+    verdicts, error = tree.verdicts, tree.verdicts.errors.distance(int(tree.verdicts.worst[pair]))
+    others = tree.pairs[1][readers.cast_at_once(error.candidate)]
+    lacks = any(error.slot in verdicts.errors.one_sided.get(other, ()) for other in others.tolist())
+    return bool(lacks or (others == NONE).any() or (verdicts.error_in[others] > verdicts.error_in[pair]).any())
 
 
 def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -> list[Suspect]:
