@@ -156,6 +156,39 @@ def test_what_is_taken_on_request(tmp_path: Path) -> None:
     assert "output_gradient_rms/block.norm" in last
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_inputs_extremes_micro_batches_and_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    if not compiled:
+        monkeypatch.setattr("trueup.recording.adapters.torch.monitoring.streams", lambda *_: None)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    also = ("inputs", "extremes", "micro-batches", "updates")
+    with trueup.monitor(model, optimizer, tmp_path / "m", every=1, alerts=False, also=also) as monitor:
+        before = [one.detach().clone() for one in model.parameters()]
+        norms, given = [], []
+        for _ in range(3):
+            given.append(torch.randn(5, 4))
+            model(given[-1]).square().sum().backward()
+            norms.append(float(torch.cat([one.grad.flatten() for one in model.parameters()]).norm()))
+        gradients = [one.grad.clone() for one in model.parameters()]
+        optimizer.step()
+    assert monitor.failure is None
+    read = SeriesReader(tmp_path / "m")
+    last = {name: float(read.column(0, name)[-1]) for name in read.names(0)}
+    assert all(kind_of(name) is not OTHER for name in last)
+    assert [last[f"accumulated_gradient_norm/{k}"] for k in range(3)] == pytest.approx(norms, rel=1e-5)
+    assert norms[2] == pytest.approx(last["gradient_norm"], rel=1e-5)
+    assert last["input_rms/0"] == pytest.approx(float(given[-1].square().mean().sqrt()), rel=1e-5)
+    assert [last["input_min/0"], last["input_max/0"]] == [float(given[-1].min()), float(given[-1].max())]
+    for kind, held in (("gradient", gradients[2:]), ("weight", [one.detach() for one in model[1].parameters()])):
+        flat = torch.cat([one.flatten() for one in held])
+        assert [last[f"{kind}_min/1"], last[f"{kind}_max/1"]] == [float(flat.min()), float(flat.max())]
+    change = torch.cat([((p - old).abs() / old.abs()).flatten() for p, old in zip(model[0].parameters(), before[:2], strict=True)])
+    for edge in (1e-5, 1e-3, 1e-1):
+        assert last[f"update_within_{edge:.0e}/0"] == pytest.approx(float((change.detach() <= edge).double().mean()), abs=1e-6)
+
+
 def test_moments_output_gradients_and_collectives_are_those_of_their_definitions(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, seen = torch.nn.Sequential(torch.nn.Linear(4, 3)), []

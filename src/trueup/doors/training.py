@@ -186,7 +186,8 @@ def monitor(
         command: run with each alert as JSON on its standard input; no shell.
         invariants: file of `trueup invariants` on a healthy run; what breaks one of its relations is an alert.
         check: steps between two checks of the invariants; a check records three steps by digests.
-        also: one or more of ``moments``, ``spectrum``, ``output-gradients``, ``collectives`` and ``modules`` (docs/monitor.md).
+        also: one or more of ``moments``, ``spectrum``, ``output-gradients``, ``collectives``, ``modules``, ``inputs``,
+            ``extremes``, ``micro-batches`` and ``updates`` (docs/monitor.md).
         step: number of the first step; None: 0, or where an earlier monitor's series end, as the optimizer's state says.
 
     Raises:

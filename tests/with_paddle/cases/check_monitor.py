@@ -19,7 +19,7 @@ from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
 
-ALSO = ("moments", "spectrum", "output-gradients", "modules")
+ALSO = ("moments", "spectrum", "output-gradients", "modules", "extremes", "updates")
 
 
 def train(directory: Path | None, steps: int = 4) -> tuple[list[float], list[np.ndarray[Any, Any]]]:

@@ -40,7 +40,7 @@ def fit(directory: Path | None) -> tuple[list[float], list[np.ndarray[Any, Any]]
     made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = np.random.default_rng(0).integers(0, WORDS, (8, 8)).astype("int32")
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    also = ("moments", "modules")
+    also = ("moments", "modules", "extremes", "updates")
     monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False, also=also)
     made.fit(x, x, batch_size=2, verbose=0, shuffle=False, callbacks=[told])
     if monitor is not None:

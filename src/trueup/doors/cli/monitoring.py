@@ -16,7 +16,10 @@ EVERY = "Steps between two that have everything; loss, rates and gradient norms 
 DIGESTS = "Steps between digests of the parameters, where there are several ranks; 0: none."
 ON_ALERT = "message, stop (exit code 3) or capture (the next step, at full detail); repeated."
 COMMAND = "Run with each alert as JSON on standard input."
-ALSO = "moments, spectrum, output-gradients, collectives or modules, which cost more; repeated."
+ALSO = (
+    "moments, spectrum, output-gradients, collectives, modules, inputs, extremes, micro-batches or updates, which cost more; "
+    "repeated."
+)
 INVARIANTS = "Check what `trueup invariants` learned of a healthy run, while this one goes."
 CHECK = "Steps between two checks of the invariants; a check records three steps."
 

@@ -8,7 +8,6 @@ there. So a framework that builds graphs puts both into the graph, and one that 
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.recording.engine.monitoring import Block, Listener, Names, Wanted, by_layer, joined
+from trueup.recording.engine.monitoring import FRAMEWORKS, Block, Listener, Names, Wanted, by_layer, callers, joined
 
 Floats = NDArray[np.float64]
 Made = Callable[[Floats], Sequence[Block]]
@@ -32,10 +31,10 @@ BOUNDED = {
     "hardtanh": (-0.99, 0.99), "hard_tanh": (-0.99, 0.99),
 }  # fmt: skip
 """Activations with two flat ends, and beyond what they count as saturated (after PyTorch's initial checks of `dead` units)."""
-FRAMEWORKS = ("/torch/", "/paddle/", "/tensorflow/", "/keras/")  # whose frames say nothing of who calls a module
 QUERIES = 64  # of the first sample, evenly spaced, whose logits are computed again
 PLANS = 256  # sets of parameters with gradients that are remembered
 ITERATIONS = 8  # of the power iteration: the largest singular value within 1 % but where two are nearly as large
+EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of a histogram of updates, relative to the weights
 GOLDEN = 1.618  # angle between the elements of the vector that it begins with, which is orthogonal to no likely one
 DIGEST_BITS = (1 << 52) - 1  # a float64 holds them exactly
 
@@ -47,7 +46,6 @@ CLIP: Names = ("gradient_norm_before_clip", "clip_ratio")
 TOTAL: Names = ("gradient_norm",)
 _label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
 _same_cache: dict[Names, Names] = {}
-FRAMES = 8  # of a stack
 
 
 def _same(names: Names) -> Names:
@@ -55,18 +53,6 @@ def _same(names: Names) -> Names:
     if len(_same_cache) > PLANS:
         _same_cache.clear()
     return _same_cache.setdefault(names, names)
-
-
-def callers(skipped: Sequence[str]) -> list[str]:
-    """Return the frames of the user's code that runs now, innermost first, without those of frameworks and of Trueup."""
-    frame: Any = sys._getframe(1)
-    found: list[str] = []
-    while frame is not None and len(found) < FRAMES:
-        file = frame.f_code.co_filename
-        if not file.startswith("<") and not any(one in file for one in (*skipped, "/trueup/")):
-            found.append(f"{file}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back
-    return found
 
 
 def labels(kind: str, scopes: Sequence[str]) -> Names:
@@ -120,6 +106,12 @@ class Kernels(Protocol):
 
     def similarity(self, rows: Any) -> list[Any]:
         """The mean cosine of two different rows of a matrix."""
+
+    def ends(self, tensors: Sequence[Any]) -> Numbers:
+        """The least element of each, then the largest of each."""
+
+    def moved(self, tensors: Sequence[Any], others: Sequence[Any]) -> Numbers:
+        """How many elements of each are at most `EDGES` times the other's from it, an edge after another."""
 
     def matrix(self, weight: Any) -> Any:
         """A weight as a matrix (outputs, inputs), float32; None where it is no matrix."""
@@ -230,6 +222,8 @@ class StepProbe(ABC):
         plan = self.plan_of(optimizer) if clips else self.gradients(optimizer)
         if plan is not None and self.sampled:
             plan.compare_with_momentum(self, optimizer)
+            if "extremes" in self._wanted.also:
+                plan.extremes(self, "gradient", [self.gradient(one) for one in plan.parameters(self, optimizer)])
             self._copies = self.copied(plan.parameters(self, optimizer))
 
     def gradients(self, optimizer: Any) -> Plan | None:
@@ -257,6 +251,10 @@ class StepProbe(ABC):
         plan = self.plan_of(optimizer) if self.sampled and self._copies else None
         if plan is not None:
             plan.updates(self, optimizer, self._copies)
+            if "extremes" in self._wanted.also:
+                plan.extremes(self, "weight", plan.parameters(self, optimizer))
+            if "updates" in self._wanted.also:
+                plan.histogram(self, plan.parameters(self, optimizer), self._copies)
         if self._copies and "spectrum" in self._wanted.also:
             self._spectra(optimizer)
         self._copies = []
@@ -431,6 +429,29 @@ class Plan:
 
         probe.add(probe.sample(lambda: kernels.alike(held, momenta)), made)
 
+    def extremes(self, probe: StepProbe, what: str, tensors: Sequence[Any]) -> None:
+        """Take the least and the largest element of each layer."""
+        least, largest = labels(f"{what}_min", self._layers), labels(f"{what}_max", self._layers)
+
+        def made(got: Floats) -> Sequence[Block]:
+            low, high = np.full(len(self._layers), np.inf), np.full(len(self._layers), -np.inf)
+            with np.errstate(invalid="ignore"):  # a NaN is both ends
+                np.minimum.at(low, self._places, got[: len(self._places)])
+                np.maximum.at(high, self._places, got[len(self._places) :])
+            return [(least, low), (largest, high)]
+
+        probe.add(probe.sample(lambda: probe.kernels.ends(tensors)), made)
+
+    def histogram(self, probe: StepProbe, parameters: Sequence[Any], copies: Sequence[Any]) -> None:
+        """Take which share of each layer's elements moved by at most so much of what they were."""
+        names = _same(tuple(f"update_within_{edge:.0e}/{layer}" for edge in EDGES for layer in self._layers))
+        sizes = self._sums(np.array([float(probe.kernels.size(one)) for one in parameters]))
+
+        def made(got: Floats) -> Sequence[Block]:
+            return [(names, np.concatenate([self._sums(one) / sizes for one in got.reshape(len(EDGES), -1)]))]
+
+        probe.add(probe.sample(lambda: probe.kernels.moved(parameters, copies)), made)
+
     def updates(self, probe: StepProbe, optimizer: Any, copies: Sequence[Any]) -> None:
         """Take what the step made: the ratio of update and weights, and the moments."""
         kernels, parameters = probe.kernels, self.parameters(probe, optimizer)
@@ -499,6 +520,13 @@ class Layers:
             self.seen[scope] = said
         if scope.rpartition(".")[2] in ROUTERS and 2 <= experts <= MOST_EXPERTS:
             self._routers[scope] = self._probe.sample(lambda: kernels.routes(output)), experts
+
+    def given(self, scope: str, tensor: Any, size: float) -> None:
+        """Take the first tensor that a module is given, of so many elements."""
+        norm, low, high, *_ = self._probe.kernels.spread(tensor, None)
+        self._more[f"input_rms/{scope}"] = [norm], math.sqrt(size)
+        self._more[f"input_min/{scope}"] = [low], 1.0
+        self._more[f"input_max/{scope}"] = [high], 1.0
 
     def gradient(self, scope: str, gradient: Any, size: float) -> None:
         """Take the gradient of a module's output, of so many elements."""

@@ -7,6 +7,7 @@ probe is refused by name (`Adapter.lacks`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+FRAMEWORKS = ("/torch/", "/paddle/", "/tensorflow/", "/keras/")  # whose frames say nothing of who calls a module
+FRAMES = 8  # of a stack
 Names = tuple[str, ...]  # the same object in each step, by which a writer knows its columns
 Block = tuple[Names, NDArray[np.float64]]
 
@@ -27,10 +30,12 @@ class Wanted:
     also: frozenset[str] = frozenset()  # of `ALSO`
 
 
-ALSO = ("moments", "spectrum", "output-gradients", "collectives", "modules")
+ALSO = (
+    "moments", "spectrum", "output-gradients", "collectives", "modules", "inputs", "extremes", "micro-batches", "updates",
+)  # fmt: skip
 """What is taken only where it is asked for, in steps that have everything: the mean and kurtosis of outputs; of each weight the
-largest singular value and the stable rank; the gradients of outputs; what collectives carry; and once what modules are, with
-who calls them."""
+largest singular value and the stable rank; the gradients of outputs; what collectives carry; once what modules are, with who calls
+them; what goes into modules; the ends of gradients and weights; the gradient after each backward pass; how large updates are."""
 
 
 class Listener(Protocol):
@@ -90,4 +95,16 @@ def by_layer(names: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
 def joined(norms: NDArray[np.float64], places: NDArray[np.intp], count: int) -> NDArray[np.float64]:
     """Return the norms of layers from those of their parameters."""
     found: NDArray[np.float64] = np.sqrt(np.bincount(places, norms * norms, count))
+    return found
+
+
+def callers(skipped: Sequence[str]) -> list[str]:
+    """Return the frames of the user's code that runs now, innermost first, without those of frameworks and of Trueup."""
+    frame: Any = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and len(found) < FRAMES:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not any(one in file for one in (*skipped, "/trueup/")):
+            found.append(f"{file}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
     return found

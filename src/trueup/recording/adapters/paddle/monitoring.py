@@ -27,6 +27,7 @@ from trueup.recording.adapters.paddle.tensors import dtype_name, holds
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.monitored_step import (
     DIGEST_BITS,
+    EDGES,
     GOLDEN,
     ITERATIONS,
     LOSS,
@@ -81,6 +82,13 @@ class PaddleKernels:
         elif (limit := HALVES.get(dtype_name(tensor.dtype))) is not None:
             numbers.append((held.abs() >= limit).astype("float32").sum())
         return numbers
+
+    def ends(self, tensors: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
+        return [*(_wide(one).min() for one in tensors), *(_wide(one).max() for one in tensors)]
+
+    def moved(self, tensors: Sequence[paddle.Tensor], others: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
+        pairs = [((_wide(one) - _wide(other)).abs(), _wide(other).abs()) for one, other in zip(tensors, others, strict=True)]
+        return [(change <= edge * size).astype("float32").sum() for edge in EDGES for change, size in pairs]
 
     def routes(self, logits: paddle.Tensor) -> list[paddle.Tensor]:
         held = _wide(logits).reshape([-1, logits.shape[-1]])

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trueup.recording.engine.monitored_step import GOLDEN, ITERATIONS, QUERIES, Layers
+from trueup.recording.engine.monitored_step import EDGES, GOLDEN, ITERATIONS, QUERIES, Layers
 
 HALVES = (tf.float16, tf.bfloat16)
 
@@ -70,6 +70,13 @@ class TensorFlowKernels:
         elif tensor.dtype in HALVES:
             numbers.append(share(tf.abs(held) >= float(tensor.dtype.max)))
         return numbers if tensor.shape.is_fully_defined() else [*numbers, tf.cast(tf.size(held), tf.float32)]
+
+    def ends(self, tensors: Sequence[Any]) -> list[Any]:
+        return [*(tf.reduce_min(_wide(one)) for one in tensors), *(tf.reduce_max(_wide(one)) for one in tensors)]
+
+    def moved(self, tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        pairs = [(tf.abs(_wide(one) - _wide(other)), tf.abs(_wide(other))) for one, other in zip(tensors, others, strict=True)]
+        return [tf.reduce_sum(tf.cast(change <= edge * size, tf.float32)) for edge in EDGES for change, size in pairs]
 
     def routes(self, logits: Any) -> list[Any]:
         held = tf.reshape(_wide(logits), [-1, logits.shape[-1]])

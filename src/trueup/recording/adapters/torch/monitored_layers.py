@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trueup.recording.engine.monitored_step import FRAMEWORKS, QUERIES, Layers, callers
+from trueup.recording.engine.monitored_step import QUERIES, Layers
+from trueup.recording.engine.monitoring import FRAMEWORKS, callers
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -55,11 +56,22 @@ class TorchLayers(Layers):
         self._hooks = []
 
     # ---------------------------------------------------------------- outputs
-    def _ran(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+    def _ran(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._probe.sampled or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:  # a checkpoint is computed again in the backward
-            self._probe.guarded("a module's output", self._take, self.scopes.get(id(module), ""), module, output)
+            scope = self.scopes.get(id(module), "")
+            self._probe.guarded("a module's output", self._take, scope, module, output)
+            if self.wants("inputs"):
+                self._probe.guarded("a module's input", self._take_input, scope, args)
+
+    def _take_input(self, scope: str, args: Any) -> None:
+        floats = (one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point() and not one.is_meta)
+        held = next(floats, None)
+        if held is not None and held.numel():
+            held = held.detach()
+            held = held.to_local() if hasattr(held, "to_local") else held
+            self.given(scope, held, float(held.numel()))
 
     def _take(self, scope: str, module: torch.nn.Module, output: Any) -> None:
         found = output[0] if isinstance(output, (tuple, list)) and output else output

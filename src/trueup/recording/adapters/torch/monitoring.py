@@ -25,7 +25,18 @@ from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, dig
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers, collectives
-from trueup.recording.engine.monitored_step import DIGEST_BITS, GOLDEN, ITERATIONS, LOSS, Floats, Made, Numbers, StepProbe, labels
+from trueup.recording.engine.monitored_step import (
+    DIGEST_BITS,
+    EDGES,
+    GOLDEN,
+    ITERATIONS,
+    LOSS,
+    Floats,
+    Made,
+    Numbers,
+    StepProbe,
+    labels,
+)
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around
 
@@ -95,6 +106,18 @@ class TorchKernels:
         elif half:
             numbers.append((tensor.abs() >= torch.finfo(tensor.dtype).max).sum())
         return numbers
+
+    def ends(self, tensors: Sequence[torch.Tensor]) -> Numbers:
+        held = plain(tensors)
+        rows = read(SPREAD, held)
+        if rows is not None:
+            return rows[:, [4, 5]].T.ravel()
+        found = [torch.aminmax(one) for one in held]
+        return [*(one.min for one in found), *(one.max for one in found)]
+
+    def moved(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
+        pairs = [((one - other).abs(), other.abs()) for one, other in zip(plain(tensors), plain(others), strict=True)]
+        return [(change <= edge * size).sum() for edge in EDGES for change, size in pairs]
 
     def routes(self, logits: torch.Tensor) -> list[torch.Tensor]:
         held = logits.reshape(-1, logits.shape[-1])
@@ -265,7 +288,18 @@ class TorchProbe(StepProbe):
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("accumulate_grad") and not self._listener.paused and not torch.compiler.is_compiling():
             self.guarded("the loss", self._take_loss, tensors)
+            if "micro-batches" in self._wanted.also and self.sampled:
+                result = original(tensors, *args, **kwargs)
+                self.guarded("a backward pass", self._passed)
+                return result
         return original(tensors, *args, **kwargs)
+
+    def _passed(self) -> None:
+        """Take the norm of the gradients that the backward passes of the step have made so far."""
+        names = labels("accumulated_gradient_norm", [str(int(self._counted[0]) - 1)])
+        held = [p.grad for model in self._models for p in model.parameters() if p.grad is not None]
+        if held:
+            self.add(self.kernels.norms(held), lambda got: [(names, np.sqrt(np.sum(got * got, keepdims=True)))])
 
     def _take_loss(self, tensors: Any) -> None:
         one = tensors[0] if isinstance(tensors, (tuple, list)) and len(tensors) == 1 else tensors
