@@ -268,6 +268,19 @@ def test_it_prints_the_plain_table(window: Browser, tmp_path: Path) -> None:
     assert window.errors() == []
 
 
+def test_on_paper_a_chart_is_as_wide_as_the_paper(window: Browser, tmp_path: Path) -> None:
+    """It is drawn as wide as the window, and was cut off there: a picture of it stands there, and the chart again afterwards."""
+    show(window, result(), tmp_path)
+    chart = "const chart = document.getElementById('loss-chart'); "
+    window.run("window.dispatchEvent(new Event('beforeprint'))")
+    picture = "const { tagName, style } = chart.nextElementSibling; return [chart.style.display, tagName, style.width]"
+    found = window.run(chart + picture)
+    assert found == ["none", "CANVAS", "100%"]
+    window.run("window.dispatchEvent(new Event('afterprint'))")
+    assert window.run(chart + "return [chart.style.display, chart.parentElement.querySelectorAll('canvas').length]") == ["", 0]
+    assert window.errors() == []
+
+
 def test_print_shows_plain_tables_and_no_controls(window: Browser, tmp_path: Path) -> None:
     show(window, result(unmatched=(missing(),)), tmp_path)
     window.medium("print")

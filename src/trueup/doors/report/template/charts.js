@@ -1,10 +1,25 @@
 "use strict";
 // The charts: curves, histograms, errors in order of execution. What a click on them shows is told to the table.
 (() => {
+  const drawn = []; // views of charts, and where they stand
   const embed = async (id, target) => {
-    const views = await Bokeh.embed.embed_item(await window.trueup.model(id), target), view = views[0] ?? views;
-    return (view.model ?? [...view][0].model).document;
+    const views = await Bokeh.embed.embed_item(await window.trueup.model(id), target), found = views[0] ?? views;
+    const view = found.model ? found : [...found][0];
+    drawn.push({ view, target });
+    return view.model.document;
   };
+  // A chart is as wide as the window; on paper its picture stands there, as wide as the paper.
+  const onPaper = [];
+  window.addEventListener("beforeprint", () => {
+    for (const { view, target } of drawn) {
+      const { canvas } = view.export("auto", true);
+      Object.assign(canvas.style, { width: "100%", height: "auto" });
+      target.after(canvas);
+      target.style.display = "none";
+      onPaper.push(() => { canvas.remove(); target.style.display = ""; });
+    }
+  });
+  window.addEventListener("afterprint", () => { for (const back of onPaper.splice(0)) back(); });
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const INKS = { baseline: "--baseline", candidate: "--candidate", agrees: "--quiet", "passes on": "--bad-soft", incomparable: "--unsure", deviates: "--bad", culprit: "--bad",
     band: "--quiet", "left the band": "--bad", "level changes": "--unsure", spike: "--bad-soft" };
