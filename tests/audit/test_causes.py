@@ -28,7 +28,7 @@ CELLS = {
     "decay-on-biases": "AdamW weight_decay of 19 parameters (blocks.0.norm1.weight, blocks.0.norm1.bias, blocks.0.norm2.weight…)",
     "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
     "accumulation": "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up",
-    "frozen": "set differently: weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
+    "frozen": "weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
     "half": "the candidate computes in bfloat16: 136 of 136 products, float32 in the baseline",
     "init": "initial weights of 1 of 30 parameters differ (head.weight)",
     "other-weights": "initial weights of 11 of 30 parameters differ (tokens.weight, blocks.0.qkv.weight, blocks.0.out.weight…)",

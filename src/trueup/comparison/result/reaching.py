@@ -126,10 +126,12 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
     if finding.phase == "collective" and any(slot.shape[0] != slot.shape[1] for slot in finding.slots):
         return True
     ties = [str(one).rpartition(".")[0] for one in (setting.baseline, setting.candidate) if setting.name.endswith(TIED)]
+    if any(slot.slot.startswith("grad_input.") and None in (slot.baseline, slot.candidate) for slot in finding.slots):
+        # A gradient that one run lacks: behind it, in the module around both, is a layer that the other run trains.
+        return not finding.scope or any(f"{place}.".startswith(f"{finding.scope}.") for place in setting.places)
     return finding.scope in (*setting.places, *ties) and (
         finding.kind in ("unmatched", "region")
         or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
-        or any(slot.slot.startswith("grad_input.") and None in (slot.baseline, slot.candidate) for slot in finding.slots)
         or (bool(ties) and finding.kind == "argument" and not given_number(finding))  # it reads what another call drew
     )
 
