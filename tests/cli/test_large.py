@@ -47,9 +47,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, set[str]]]:
     seen: list[tuple[int, int, set[str]]] = []
     real = parts.read
 
-    def counting(several: Sequence[parts.Part], columns: Any, where: Any) -> Any:
+    def counting(several: Sequence[parts.Part], columns: Any, where: Any, *kept: Any) -> Any:
         seen.extend((part.step, part.rows, {*(part.names if columns is None else columns), *where}) for part in several)
-        return real(several, columns, where)
+        return real(several, columns, where, *kept)
 
     monkeypatch.setattr(parts, "read", counting)
     return seen

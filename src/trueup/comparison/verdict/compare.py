@@ -222,7 +222,8 @@ class Comparison:
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0,
                forced=self.forced, own_errors=self.own_errors, alike=self.overlap.same_kernels)  # fmt: skip
         if cut_off:  # what lacks calls, or its own results, lacks what the kill cut off
-            part.suspects = [s for s in part.suspects if s.kind != "region" and (s.kind != "argument" or s.judged.worst)]
+            kept = (s for s in part.suspects if s.kind != "region" and (s.kind != "argument" or s.judged.worst))
+            part.suspects = [s for s in kept if all(why.why not in (Why.NO_GRADIENT, Why.NOT_UPDATED) for why in s.because)]
         self._keep(part, beside)
 
     def _streams(self, reads: Sequence[Read]) -> list[Stream]:

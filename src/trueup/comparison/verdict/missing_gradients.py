@@ -31,11 +31,10 @@ def parted(tree: Tree, excused: Reconvergence) -> tuple[list[Suspect], set[Call]
         side, names, readers = lost[pair]
         if read.isdisjoint(readers):
             verdicts.set_apart(pair)
-            judged, more = verdicts.at(pair), max(len(names) - 3, 0) or None
-            row = judged.call.candidate
+            row, more = verdicts.at(pair).call.candidate, max(len(names) - 3, 0) or None
             why = Why.NOT_UPDATED if row.op == STEP else Why.NO_GRADIENT
             because = (why(SIDES[side], ", ".join(sorted(names)[:3]), more, row.scope or row.op),)
-            suspects.append(Suspect(judged, "operator", True, because=because, independent=True))
+            suspects.append(Suspect(verdicts.at(pair), "operator", True, because=because, independent=True))
         read |= readers
     return suspects, read
 
