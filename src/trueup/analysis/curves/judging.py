@@ -146,11 +146,7 @@ def judge(
         TrueupError: a run lacks the series, or no step is in all runs.
     """
     statistics.require()
-    if not 0 < margin < 1:
-        raise UsageError(
-            f"The margin cannot be used.\n  expected: a share between 0 and 1, such as 0.005\n  got:      {margin:g}\n"
-            "  next:     correct it"
-        )
+    _check_margin(margin)
     wanted = (series or "").partition("=")
     sides: list[list[tuple[str, Series]]] = []
     for runs, name in ((baseline, wanted[0]), (candidate, wanted[2] or wanted[0])):
@@ -184,10 +180,8 @@ def judge(
     held = shape.band(drawn[0]) if np.isfinite(b).all() else shape.Band(drawn[0][0], np.full(count, math.inf), 0)
     found = _shape(steps, drawn, (b, c), held, runs_of[1], pair or (len(b), len(c)) == (1, 1))
     rules = tuple(_ruled(b, c, steps, places[-1]))
-    asked = f"steps: number {shift:+,} of the candidate stands for number 0 of the baseline, as asked (--shift {shift})"
-    told = [*([asked] if shift else []), *([] if off is None else [_off(off)])]
     return Verdict(
-        word, _sentence(word, [*lines, *told, *_beside(found, rules, int(steps[0]))]), names, margin,
+        word, _sentence(word, [*lines, *_numbering(shift, off), *_beside(found, rules, int(steps[0]))]), names, margin,
         (runs_of[0], runs_of[1]), pairing, windows, rules, found, tuple(dict.fromkeys(notes)), steps, (b, c), held, logarithmic,
     )  # fmt: skip
 
@@ -245,6 +239,20 @@ def _counted_from(baseline: Sequence[Series], candidate: Sequence[Series]) -> _C
     shifted = float(np.median(in_order))
     most = now / 2 if as_numbered else NEAR
     return _CountedFrom((int(b.steps[0]), int(c.steps[0])), (now, shifted)) if shifted < most else None
+
+
+def _check_margin(margin: float) -> None:
+    if not 0 < margin < 1:
+        raise UsageError(
+            f"The margin cannot be used.\n  expected: a share between 0 and 1, such as 0.005\n  got:      {margin:g}\n"
+            "  next:     correct it"
+        )
+
+
+def _numbering(shift: int, off: _CountedFrom | None) -> list[str]:
+    """Say how the steps are numbered, where it was asked for or is not the same."""
+    asked = f"steps: number {shift:+,} of the candidate stands for number 0 of the baseline, as asked (--shift {shift})"
+    return [*([asked] if shift else []), *([] if off is None else [_off(off)])]
 
 
 def _off(found: _CountedFrom) -> str:

@@ -133,16 +133,17 @@ class Optimizer:
             names = read.get((NONE, digest), [])
             names += [f"{names[0]}+{n}" for n in range(1, 1 + len(chains) - len(names))] if names else []
             layers = {name: name.rpartition(".")[0] for name in names}
-            for k in sorted(chains, key=lambda k: self._layers(k).isdisjoint(layers.values())) if names else ():
-                its = [name for name in names if layers[name] in self._layers(k)] or names  # of equal ones else their order tells
-                found[k] = names.pop(names.index(its[0]))
+            behind = {k: self._layers(k) if len(names) > 1 else set[str]() for k in chains if names}
+            for k, its in sorted(behind.items(), key=lambda one: one[1].isdisjoint(layers.values())):
+                found[k] = next((name for name in names if layers[name] in its), names[0])  # else their order tells
+                names.remove(found[k])
         return found
 
     def _layers(self, k: int) -> set[str]:
         """Return the layers whose backward made what goes into a weight."""
-        stream, backward = self.stream, self.stream.during("backward")
-        made = {int(stream.producers[one]) for one in self._sources(self.chain_ends[k])[0]}
-        return {stream.names.name(int(stream.scope[call])) or "" for call in made if call != NONE and backward[call]}
+        stream, backward = self.stream, self.stream.names.number("backward")
+        made = {int(stream.producers[one]) for one in self._sources(self.chain_ends[k])[0]} - {NONE}
+        return {stream.names.name(int(stream.scope[call])) or "" for call in made if stream.phase[call] == backward}
 
     def _name(self, k: int) -> str:
         return self.stream.names.names[int(self.stream.slot[k])]

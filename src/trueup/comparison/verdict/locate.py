@@ -79,9 +79,8 @@ def locate(
     lacking, lost = ([], set()) if forced or criterion.limits else parted(tree, excused)
     alone = _unmatched(part, regions, criterion, excused, lost)
     found = [pair for pair in found if not excused.holds(pair)]
-    lacking = [] if origins.parted else lacking  # each step lacks them again
-    origins.parted |= bool(lacking)
-    suspects = [*lacking, *_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
+    suspects = [*([] if origins.parted else lacking), *_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
+    origins.parted |= bool(lacking)  # each step lacks them again
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree, regions.flow) if not excused.reader(judged, slot)]
