@@ -152,7 +152,7 @@ def test_every_dependency_is_pinned_for_every_python() -> None:
 def test_both_distributions_are_of_the_same_version() -> None:
     ours, old = (tomllib.loads(text(ROOT / path / "pyproject.toml"))["project"] for path in ("", "compat-packages"))
     assert ours["optional-dependencies"]["compat"] == [f"{old['name']}=={old['version']}"]
-    assert old["dependencies"][0] == f"{ours['name']}=={ours['version']}"
+    assert old["dependencies"][0] == f"{ours['name']}[shell]=={ours['version']}"
 
 
 def test_files_in_src_are_small() -> None:

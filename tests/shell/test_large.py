@@ -43,7 +43,7 @@ def test_completion_reads_one_step(large: Path, read: list[tuple[int, int, set[s
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
-    from trueup.doors.shell.prompt import ShellCompleter
+    from trueup.doors.shell.completion import ShellCompleter
 
     completer = ShellCompleter(shell(large).session)
 

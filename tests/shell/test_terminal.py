@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import select
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import pyte
 import pytest
+from rich.console import Console
+
+from trueup.doors.shell import prompt
 
 COLUMNS, LINES = 100, 40
 PATIENCE = 400.0
@@ -167,3 +171,15 @@ def test_ctrl_d_leaves_and_a_hostile_name_does_not_steer(terminal: object, tmp_p
     for sequence in EVIL:
         assert sequence.encode() not in shell.raw
     assert shell.screen.title == ""
+
+
+def test_a_prompt_without_its_extra(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are read by Python, a mistake in one is said, and the greeting names the extra."""
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    lines = iter(["vsc", "exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert prompt.run(runs / "base", None, Console(file=(said := io.StringIO()), width=100)) == 0
+    assert "help lists the commands, pip install 'trueup[shell]' lets Tab complete, Ctrl-D leaves" in said.getvalue()
+    assert "There is no command 'vsc'" in said.getvalue()
