@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,42 +219,45 @@ class StepProbe(ABC):
     def before(self, optimizer: Any, *, clips: bool = False) -> None:
         """An optimizer is about to step, with gradients in place; ``clips``: it changes them itself first, so their norms are taken
         after it (`gradients`)."""
-        plan = self.plan_of(optimizer) if clips else self.gradients(optimizer)
-        if plan is not None and self.sampled:
-            plan.compare_with_momentum(self, optimizer)
+        held = self.stepped_by(optimizer) if clips else self.gradients(optimizer)
+        if held is not None and self.sampled:
+            held.plan.compare_with_momentum(self, optimizer, held)
             if "extremes" in self._wanted.also:
-                plan.extremes(self, "gradient", [self.gradient(one) for one in plan.parameters(self, optimizer)])
-            self._copies = self.copied(plan.parameters(self, optimizer))
+                held.plan.extremes(self, "gradient", held.gradients)
+            self._copies = self.copied(held.parameters)
 
-    def gradients(self, optimizer: Any) -> Plan | None:
+    def gradients(self, optimizer: Any) -> Stepped | None:
         """Take the norms of the gradients."""
-        plan = self.plan_of(optimizer)
-        if plan is not None:
-            plan.gradient_norms(self, [self.gradient(one) for one in plan.parameters(self, optimizer)])
-        return plan
+        held = self.stepped_by(optimizer)
+        if held is not None:
+            held.plan.gradient_norms(self, held.gradients)
+        return held
 
-    def plan_of(self, optimizer: Any) -> Plan | None:
-        """Return the names for the parameters that have a gradient now; None where none has."""
+    def stepped_by(self, optimizer: Any) -> Stepped | None:
+        """Return the parameters that have a gradient now, None where none has; each is touched once, for none is in the caches."""
         every = self.parameters(optimizer)
-        mask = np.array([self.gradient(one) is not None for one in every], bool)
-        if not mask.any():
+        gradients = [self.gradient(one) for one in every]
+        mask = bytes([one is not None for one in gradients])
+        if 1 not in mask:
             return None
-        key = id(optimizer), mask.tobytes()
+        key = id(optimizer), mask
         if key not in self._plans:
             if len(self._plans) > PLANS:
                 self._plans.clear()
-            self._plans[key] = Plan([self.named(k, one) for k, one in enumerate(every)], mask)
-        return self._plans[key]
+            self._plans[key] = Plan([self.named(k, one) for k, one in enumerate(every) if mask[k]])
+        if 0 in mask:
+            every, gradients = ([one for one, there in zip(held, mask, strict=True) if there] for held in (every, gradients))
+        return Stepped(self._plans[key], every, gradients)
 
     def after(self, optimizer: Any) -> None:
         """An optimizer has stepped: take what that made."""
-        plan = self.plan_of(optimizer) if self.sampled and self._copies else None
-        if plan is not None:
-            plan.updates(self, optimizer, self._copies)
+        held = self.stepped_by(optimizer) if self.sampled and self._copies else None
+        if held is not None:
+            held.plan.updates(self, optimizer, held.parameters, self._copies)
             if "extremes" in self._wanted.also:
-                plan.extremes(self, "weight", plan.parameters(self, optimizer))
+                held.plan.extremes(self, "weight", held.parameters)
             if "updates" in self._wanted.also:
-                plan.histogram(self, plan.parameters(self, optimizer), self._copies)
+                held.plan.histogram(self, held.parameters, self._copies)
         if self._copies and "spectrum" in self._wanted.also:
             self._spectra(optimizer)
         self._copies = []
@@ -373,12 +376,19 @@ class StepProbe(ABC):
         self._loss, self._counted, self._clipped, self._local = None, np.zeros(3), [], {}
 
 
+class Stepped(NamedTuple):
+    """What an optimizer steps with: the parameters that have a gradient, and what is taken of them."""
+
+    plan: Plan
+    parameters: list[Any]
+    gradients: list[Any]
+
+
 class Plan:
     """Names of series for one set of parameters with gradients."""
 
-    def __init__(self, names: Sequence[str], mask: NDArray[np.bool_]) -> None:
-        self._mask = mask
-        self._layers, self._places = by_layer([name for name, there in zip(names, mask, strict=True) if there])
+    def __init__(self, names: Sequence[str]) -> None:
+        self._layers, self._places = by_layer(names)
         self._labels = {
             kind: labels(kind, self._layers)
             for kind in (
@@ -386,10 +396,6 @@ class Plan:
                 "momentum_above_variance", "gradient_momentum_cosine", "gradient_momentum_agreement",
             )
         }  # fmt: skip
-
-    def parameters(self, probe: StepProbe, optimizer: Any) -> list[Any]:
-        """Return the parameters that have a gradient."""
-        return [one for one, there in zip(probe.parameters(optimizer), self._mask, strict=True) if there]
 
     def _of_layers(self, got: Floats) -> Floats:
         return joined(got, self._places, len(self._layers))
@@ -409,11 +415,9 @@ class Plan:
 
         probe.add(probe.kernels.norms(gradients), made, sampled=False)
 
-    def compare_with_momentum(self, probe: StepProbe, optimizer: Any, gradients: Sequence[Any] | None = None) -> None:
+    def compare_with_momentum(self, probe: StepProbe, optimizer: Any, held: Stepped) -> None:
         """Take the cosine of gradient and momentum, and the share of elements whose signs agree, before the step mixes them."""
-        parameters = self.parameters(probe, optimizer)
-        held = [probe.gradient(one) for one in parameters] if gradients is None else list(gradients)
-        momenta = [probe.moment(optimizer, one) for one in parameters]
+        momenta = [probe.moment(optimizer, one) for one in held.parameters]
         if any(one is None for one in momenta):
             return
         kernels = probe.kernels
@@ -427,7 +431,7 @@ class Plan:
                 shares = (1 + self._sums(agree) / sizes) / 2
             return [(self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares)]
 
-        probe.add(probe.sample(lambda: kernels.alike(held, momenta)), made)
+        probe.add(probe.sample(lambda: kernels.alike(held.gradients, momenta)), made)
 
     def extremes(self, probe: StepProbe, what: str, tensors: Sequence[Any]) -> None:
         """Take the least and the largest element of each layer."""
@@ -452,9 +456,9 @@ class Plan:
 
         probe.add(probe.sample(lambda: probe.kernels.moved(parameters, copies)), made)
 
-    def updates(self, probe: StepProbe, optimizer: Any, copies: Sequence[Any]) -> None:
+    def updates(self, probe: StepProbe, optimizer: Any, parameters: Sequence[Any], copies: Sequence[Any]) -> None:
         """Take what the step made: the ratio of update and weights, and the moments."""
-        kernels, parameters = probe.kernels, self.parameters(probe, optimizer)
+        kernels = probe.kernels
         if len(copies) == len(parameters):
 
             def ratio(got: Floats) -> Sequence[Block]:

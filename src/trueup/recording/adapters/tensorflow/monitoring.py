@@ -426,10 +426,10 @@ class TensorFlowProbe(StepProbe):
                     self._names.setdefault(id(one), f"{name}.{one.name}".lstrip("."))
         for one in held:
             self._names.setdefault(id(one), str(getattr(one, "path", one.name)).replace("/", "."))
-        plan = self.plan_of(optimizer)
-        if plan is None:
+        stepped = self.stepped_by(optimizer)
+        if stepped is None:
             return
-        norms, largest = [self.gradient(one) for one in plan.parameters(self, optimizer)], None
+        norms, largest = stepped.gradients, None
         clipped: Callable[[Floats], Floats] | None = None
         if (most := getattr(optimizer, "global_clipnorm", None)) and not getattr(optimizer, "clipnorm", None):
             largest, clipped = float(most), lambda got: got * min(1.0, most / max(float(np.linalg.norm(got)), 1e-30))
@@ -439,10 +439,10 @@ class TensorFlowProbe(StepProbe):
             self._clipped.append((tf.norm(tf.stack(self.kernels.norms(norms))), largest))
         if (value := getattr(optimizer, "clipvalue", None)) and clipped is None:
             norms = [tf.clip_by_value(read(one), -value, value) for one in norms]
-        plan.gradient_norms(self, norms, clipped)
+        stepped.plan.gradient_norms(self, norms, clipped)
         if self.sampled:
-            plan.compare_with_momentum(self, optimizer)
-            self._copies = self.copied(plan.parameters(self, optimizer))
+            stepped.plan.compare_with_momentum(self, optimizer, stepped)
+            self._copies = self.copied(stepped.parameters)
 
     def skipped(self, skipped: Any) -> None:
         self.add([tf.cast(skipped, tf.float32)], lambda got: [(SKIPPED, got)], sampled=False)

@@ -14,6 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -442,12 +443,13 @@ def _global_hooks() -> Any:
 
 def plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what this rank holds of each: a shard of a DTensor, the values of a sparse gradient."""
-    found = []
-    for one in tensors:
-        held = one.detach()
-        held = held.to_local() if hasattr(held, "to_local") else held
-        found.append(held.coalesce().values() if held.is_sparse else held)
-    return found
+    return [one if type(one) in PLAIN and one.layout is torch.strided else _own(one) for one in tensors]
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    held = tensor.detach()
+    held = held.to_local() if hasattr(held, "to_local") else held
+    return held.coalesce().values() if held.is_sparse else held
 
 
 def read(
@@ -458,20 +460,22 @@ def read(
     table: list[int] = []
     kept = []  # until the kernel has read them
     try:
-        for place, given in enumerate(tensors):
-            one, other = given, others[place] if others else None
+        for one, other in zip(tensors, others or repeat(None), strict=bool(others)):
+            sides = one, other
             if other is not None and (other.numel() != one.numel() or other.stride() != one.stride()):
-                one, other = one.contiguous(), other.contiguous().reshape(one.shape)
-            for side in (one, other):
+                sides = one.contiguous(), other.contiguous().reshape(one.shape)
+                kept += sides
+            for side in sides:
                 if side is None:
                     table += (0, 0)
                     continue
                 kind = KINDS.get(side.dtype)
-                if kind is None or side.device.type != "cpu" or type(side) not in PLAIN:
+                if kind is None or not side.is_cpu or type(side) not in PLAIN:
                     return None
-                held = side if side.is_contiguous() else _in_a_row(side)
-                kept.append(held)
-                table += (held.data_ptr(), kind)
+                if not side.is_contiguous():
+                    side = _in_a_row(side)
+                    kept.append(side)
+                table += (side.data_ptr(), kind)
             table.append(one.numel())
     except RuntimeError:  # a tensor that stands for another, or of another size
         return None
