@@ -39,6 +39,7 @@ from trueup.foundation.store.reader import Capture, open_capture
 SERIES = re.compile(r"series-([0-9]{4,9})\.parquet")
 BLOCK = 2048  # most steps of a file
 SECONDS = (1.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
+SHARE = 1 / 300  # of the time that writing may take, beside the shortest of those: a file of many series takes long to encode
 FEW = 64  # steps of a file that is not compressed: that would take longer than all else of it
 MOST_SERIES = 100_000  # of a rank; a file that claims more is no monitor's
 AT_A_TIME = 512  # columns that are read together
@@ -76,6 +77,7 @@ class SeriesWriter:
         self._values, self._there = np.zeros((BLOCK, 0)), np.zeros((BLOCK, 0), bool)
         self._steps, self._times = np.zeros(BLOCK, np.int64), np.zeros(BLOCK)
         self._writing: threading.Thread | None = None
+        self._took = 0.0  # CPU seconds of the last file
         self._error: OSError | None = None
         self._rows, self._began = 0, time.monotonic()
         self._due = self._began + SECONDS[0]
@@ -122,21 +124,17 @@ class SeriesWriter:
     def _begin_writing(self) -> None:
         """Take what there is and write it beside the training: to encode it takes milliseconds, and a disk tens of them."""
         rows, now = self._rows, time.monotonic()
-        self._due = now + min(SECONDS[1], max(SECONDS[0], (now - self._began) / 10))
+        self._due = now + min(SECONDS[1], max(SECONDS[0], (now - self._began) / 10, self._took / SHARE))
         if not rows:
             return
         self._finish_writing()
         arrays = {"step": pa.array(self._steps[:rows].copy()), "time": pa.array(self._times[:rows].copy())}
-        held: NDArray[np.bool_] = np.asarray(self._there[:rows].any(axis=0), bool)
-        for name, place in self._places.items():
-            if held[place]:
-                values = np.ascontiguousarray(self._values[:rows, place]).copy()
-                arrays[name] = pa.array(values, pa.float64(), mask=~self._there[:rows, place], from_pandas=False)
+        taken = list(self._places), self._values[:rows].copy(), self._there[:rows].copy()
         file, told = self._next, {"rows": rows, "first": int(self._steps[0]), "last": int(self._steps[rows - 1])}
         self._next += 1
         self._rows = 0
         self._there[:rows] = False
-        self._writing = threading.Thread(target=self._write, args=(file, arrays, told), name="trueup monitor", daemon=True)
+        self._writing = threading.Thread(target=self._write, args=(file, arrays, taken, told), name="trueup monitor", daemon=True)
         self._writing.start()
 
     def _finish_writing(self) -> None:
@@ -148,9 +146,12 @@ class SeriesWriter:
             error, self._error = self._error, None
             raise error
 
-    def _write(self, number: int, arrays: Mapping[str, pa.Array], told: Mapping[str, Any]) -> None:
-        few = told["rows"] < FEW
+    def _write(
+        self, number: int, arrays: dict[str, pa.Array], taken: tuple[list[str], Numbers, NDArray[np.bool_]], told: Mapping[str, Any]
+    ) -> None:  # fmt: skip
+        few, began = told["rows"] < FEW, time.thread_time()
         try:
+            arrays |= _columns(*taken)
             sink = pa.BufferOutputStream()
             pq.write_table(
                 pa.table(arrays), sink, compression="none" if few else "zstd", use_dictionary=False, write_statistics=False,
@@ -159,6 +160,7 @@ class SeriesWriter:
             durable.write_file(self.folder / f"series-{number:04d}.parquet", sealed(sink.getvalue(), told))
         except OSError as error:
             self._error = error
+        self._took = time.thread_time() - began
 
     def write_manifest(self, status: str, **more: Any) -> None:
         """Write the rank's manifest."""
@@ -169,6 +171,21 @@ class SeriesWriter:
         """Write what is left and how it ended; raises OSError if it cannot."""
         self.flush()
         self.write_manifest(status, **more)
+
+
+def _columns(names: Sequence[str], values: Numbers, there: NDArray[np.bool_]) -> dict[str, pa.Array]:
+    """Return the series that have a number in any of these steps, each in place: to copy them one by one takes twice as long."""
+    rows = len(values)
+    numbers = pa.py_buffer(np.ascontiguousarray(values.T))
+    bits = np.ascontiguousarray(np.packbits(there.T, axis=1, bitorder="little"))
+    valid, width = pa.py_buffer(bits), bits.shape[1]
+    some, whole = np.atleast_1d(there.any(axis=0)), np.atleast_1d(there.all(axis=0))
+    return {
+        name: pa.Array.from_buffers(pa.float64(), rows, [
+            None if whole[k] else valid.slice(k * width, width), numbers.slice(8 * rows * k, 8 * rows),
+        ])
+        for k, name in enumerate(names) if some[k]
+    }  # fmt: skip
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:

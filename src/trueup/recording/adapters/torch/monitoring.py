@@ -458,7 +458,7 @@ def read(
     """Return a row of the compiled kernel (`trueup.foundation.kernels.streams`) for each tensor or pair on a CPU; None where a
     tensor is none for it."""
     table: list[int] = []
-    kept = []  # until the kernel has read them
+    kept: list[torch.Tensor] = []  # until the kernel has read them
     try:
         for one, other in zip(tensors, others or repeat(None), strict=bool(others)):
             sides = one, other
