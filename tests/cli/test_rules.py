@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,7 +18,9 @@ import pytest
 from typer.main import get_command
 
 import trueup as package
+from trueup.doors.cli import overwriting
 from trueup.doors.cli.app import COMMANDS, app
+from trueup.doors.cli.options import ADDS
 from verdict.captures import Recording
 
 Trueup = Callable[..., Any]
@@ -71,6 +74,32 @@ def test_a_command_keeps_the_rules(name: str) -> None:
         assert flag or option.metavar in METAVARS.get(long, {option.metavar}), f"{long} takes {option.metavar}"
     assert all(one.help for one in command.params if not getattr(one, "hidden", False)), "an argument says nothing"
     assert (command.help or "").strip()
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_help_page_has_an_example_and_what_is_required(trueup: Trueup, name: str) -> None:
+    """The example is read by the command itself; a call that is wrong ends with 64 and one message that says what is right."""
+    command, page = LEAVES[name], " ".join(trueup(*name.split(), "--help").out.split())
+    (example,) = re.findall(rf"Example: (trueup {name}\b.*)$", page)
+    required = [one for one in command.params if one.required]
+    assert page.count("[required]") == len(required)
+    with command.make_context(name, shlex.split(example)[1 + len(name.split()) :]):
+        pass
+    ran = trueup(*name.split(), "--no-such-option")
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (64, "", 2)
+    if required:
+        ran = trueup(*name.split())
+        assert (ran.code, ran.out) == (64, "")
+        assert ran.err.splitlines()[1:] == [f"  next:     {example}"]
+
+
+def test_what_a_command_leaves_can_be_overwritten() -> None:
+    """Each command with -o has the option, and knows what it may remove, or removes it itself."""
+    left = {**overwriting.PAGES, **overwriting.KINDS, **overwriting.FILES}
+    for name, command in LEAVES.items():
+        if "--output" in dict(options(command)) and name not in ADDS:
+            assert "--overwrite" in dict(options(command)), name
+            assert (name.split()[-1] in left) != command.overwrites_by_itself, name
 
 
 def test_an_option_is_one_thing_in_all_commands() -> None:
@@ -176,6 +205,38 @@ def test_only_a_capture_is_overwritten(runs: Path, trueup: Trueup, monkeypatch: 
     assert (runs / "mine/thesis.tex").exists()
     assert trueup("capture", "-o", "runs/cpu", "--overwrite", "--", "python").code == 0
     assert (made, (runs / "runs/cpu").exists()) == (["runs/cpu"], False)
+
+
+def test_no_page_of_an_earlier_run_stays(runs: Path, trueup: Trueup) -> None:
+    """Where the command fails, too; what else is in the folder stays, and without the option the page is replaced at the end."""
+    assert trueup("compare", "runs/cpu", "runs/npu", "-o", "report").code == 1
+    (runs / "report/mine.txt").touch()
+    assert trueup("compare", "runs/cpu", "runs/none", "-o", "report").code == 2
+    assert (runs / "report/index.html").exists()
+    assert trueup("compare", "runs/cpu", "runs/none", "-o", "report", "--overwrite").code == 2
+    assert [one.name for one in (runs / "report").iterdir()] == ["mine.txt"]
+    (runs / "site").mkdir()
+    (runs / "site/index.html").write_text("mine")
+    assert trueup("compare", "runs/cpu", "runs/none", "-o", "site", "--overwrite").code == 2
+    assert (runs / "site/index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("heal runs/cpu -o kept --overwrite -- python", "Only a healing is overwritten."),
+        ("capture -o runs --inputs-from runs/cpu --overwrite -- python", "It would remove what it reads."),
+        ("invariants runs/cpu --check kept/x.json -o kept/x.json --overwrite", "It would remove what it reads."),
+        ("checkpoint repair x.pth -o kept/x.json --overwrite", "Only a file that ends in .safetensors is overwritten."),
+    ],
+)  # fmt: skip
+def test_what_is_no_earlier_run_is_not_overwritten(runs: Path, trueup: Trueup, line: str, said: str) -> None:
+    (runs / "kept").mkdir()
+    (runs / "kept/x.json").write_text("{}")
+    ran = trueup(*line.split())
+    assert (ran.code, ran.err.splitlines()[0]) == (64, f"trueup: {said}")
+    assert (runs / "kept/x.json").exists()
+    assert (runs / "runs/cpu/manifest.json").exists()
 
 
 def test_documents_of_commands_that_had_none(runs: Path, trueup: Trueup) -> None:

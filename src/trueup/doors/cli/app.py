@@ -69,7 +69,7 @@ GROUPS = {
         "convert-weights": (
             "comparing",
             "Convert a model's weights to another framework.",
-            "model.pt model.safetensors --map map.toml --to paddle",
+            "model.pt -o model.safetensors --map map.toml --to paddle",
         ),
         "checkpoint": (
             "migration",

@@ -315,7 +315,7 @@ def map(
 
 def convert_weights(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Weights: .safetensors, .npz, .pt, .pth, .bin or .pdparams.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file, .safetensors or .npz.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new file, .safetensors or .npz.")],
     mapping: Annotated[Path, typer.Option("--map", metavar="FILE", help="Which layer is which, as `trueup map` writes it.")],
     to: Annotated[str, typer.Option(metavar="FRAMEWORK", help="torch or paddle.")],
     partly: Annotated[bool, typer.Option("--partly", help="Write what can be converted, although something cannot.")] = False,
@@ -333,7 +333,7 @@ def convert_weights(
     found = convert_state(read_state(source), load(mapping), to)
     typer.echo(str(found))
     if found.is_whole or partly:
-        typer.echo(f"weights: {write_state(found.state, target)}")
+        typer.echo(f"weights: {write_state(found.state, output)}")
     else:
         typer.echo("nothing was written: correct the map, or pass --partly", err=True)
     code = 0 if found.is_whole else 2

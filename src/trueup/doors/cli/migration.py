@@ -165,7 +165,7 @@ Part = Annotated[Word, typer.Option(metavar="NAME", help="A part, as inspect nam
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many tensors to list.")]
 
 
-@checkpoint.command(cls=Shared)
+@checkpoint.command(cls=Shared, epilog="Example: trueup checkpoint inspect model.pth")
 def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
     """Say what a checkpoint holds, without running anything in it. Exit code 0: it is whole; 2: it cannot be read."""
     with loading():
@@ -180,7 +180,7 @@ def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
     return 0
 
 
-@checkpoint.command(cls=Shared)
+@checkpoint.command(cls=Shared, epilog="Example: trueup checkpoint compare before.pt after.pt")
 def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json: Json = None) -> int:
     """Compare two checkpoints tensor by tensor, names without wrappers. Exit code 0: all alike; 1: not; 2: cannot be read."""
     with loading():
@@ -195,7 +195,7 @@ def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json:
     return found.exit_code
 
 
-@checkpoint.command(cls=Shared)
+@checkpoint.command(cls=Shared, epilog="Example: trueup checkpoint repair model.pth --like clean.pt -o fixed.safetensors")
 def repair(
     checkpoint: One,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new file, .safetensors.")],

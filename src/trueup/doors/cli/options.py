@@ -201,17 +201,29 @@ class Interrupted(TrueupError):
     exit_code = 130
 
 
+ADDS = ("export-metrics",)  # to what lies there: runs of a tracker are many
+
+
 class Command(TyperCommand):
-    """A command: ``--quiet`` and ``--verbose`` are options of each, and an argument that is hidden is not in its usage either."""
+    """A command: ``--quiet`` and ``--verbose`` are options of each, ``--overwrite`` of each that has ``-o``; an argument that is
+    hidden is not in its usage either."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         if self.name != "options":
-            self.params.extend(_shared())
+            names = {one.name for one in self.params}
+            self.overwrites_by_itself = "overwrite" in names
+            kept_out = set() if "output" in names and not self.overwrites_by_itself and self.name not in ADDS else {"overwrite"}
+            self.params.extend(one for one in _shared() if one.name not in kept_out)
 
     def invoke(self, ctx: Any) -> Any:
         """Run it; what Ctrl-C leaves of it, and how to go on, is the message that it ends with."""
         try:
+            if ctx.params.get("overwrite") if self.overwrites_by_itself else ctx.params.pop("overwrite", False):
+                from trueup.doors.cli.overwriting import make_room
+
+                paths = {str(one.name) for one in self.params if "Path" in type(one.type).__name__}
+                make_room(str(self.name), ctx.params, paths, by_itself=self.overwrites_by_itself)
             return super().invoke(ctx)
         except KeyboardInterrupt:
             from trueup.foundation.progress import how_to_go_on
@@ -257,7 +269,7 @@ def _shared() -> list[Any]:
     alone = typer.Typer(add_completion=False)
 
     @alone.command("options", cls=Command)
-    def of_all(quiet: Quiet = False, verbose: Verbose = False) -> None:
-        """Take what every command takes."""
+    def of_all(overwrite: Overwrite = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+        """Take what every command takes, or every one with ``-o``."""
 
     return list(get_command(alone).params)

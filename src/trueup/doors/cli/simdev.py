@@ -28,7 +28,9 @@ simdev = typer.Typer(
 )
 
 
-@simdev.command("run", cls=Shared, context_settings={"allow_interspersed_args": False})
+@simdev.command(
+    "run", cls=Shared, context_settings={"allow_interspersed_args": False}, epilog="Example: trueup simdev run -- python train.py"
+)
 def run_command(
     command: Following = None,
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
@@ -42,7 +44,7 @@ def run_command(
     return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
 
 
-@simdev.command("list", cls=Shared)
+@simdev.command("list", cls=Shared, epilog="Example: trueup simdev list")
 def list_table() -> None:
     """List the faults and the noise of the simulated accelerator."""
     from trueup.doors.report.terminal import Terminal
