@@ -26,7 +26,7 @@ from trueup.foundation.model import TrueupError
 from trueup.migration.profile import compare, profile
 from trueup.migration.profile.classes import is_sync, is_wrapper, named_class, remedy, sign
 from trueup.migration.profile.judging import Part, Profile, both, total, union, without
-from trueup.recording.adapters.torch.profiling import compiled_again
+from trueup.recording.adapters.torch.profiling import Profiling, compiled_again
 
 PAGE = (Path(__file__).parents[2] / "docs/profile.md").read_text("utf-8")
 STEP = ("user_annotation", "ProfilerStep#1", 0, 10_000)
@@ -258,6 +258,18 @@ def test_a_training_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert (first["class"], first["sign"], found["steps"]) == ("host", "the step waits for its data", 2)
     assert first["parts"][0]["lines"][0] == "train.py:10"
     assert found["compiled"] == []
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, []), (2, ["start", "stop"]), (3, ["start", "step", "stop"])])
+def test_a_training_of_too_few_steps_leaves_no_profile_running(tmp_path: Path, steps: int, said: list[str]) -> None:
+    """PyTorch would end it in a segmentation fault; what it saved would be other steps than those that were asked for."""
+    begun, optimizer, heard = Profiling(tmp_path, 5, 1), object(), []
+    begun._profile = type("Heard", (), {"__getattr__": lambda _, name: lambda: heard.append(name)})()
+    for _ in range(steps):
+        begun._stepped(optimizer)
+    begun._give_up()
+    begun._save(begun._profile)
+    assert (heard, list(tmp_path.iterdir())) == (said, [])
 
 
 def test_what_is_compiled_again_says_which_guard_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,8 +78,9 @@ def profiled(command: Sequence[str], steps: int) -> list[Profile]:
         traces = sorted(folder.glob("times-*.json"))
         if not traces:
             raise TrueupError(
-                f"No step was recorded.\n  expected: a training in PyTorch that steps an optimizer at least {steps + 4} times\n"
-                f"  got:      the command ended with exit code {code} before that\n  next:     train for more steps, or --steps 1"
+                f"No step was recorded.\n  expected: a training in PyTorch that steps an optimizer at least {steps + 3} times\n"
+                f"  got:      the command ended with exit code {code} before that\n"
+                "  next:     train for more steps, or time fewer: --steps 1 needs 4"
             )
         return [
             replace(profile(one, _lines(one)), where=f"process {one.stem.removeprefix('times-')}", compiled=_compiled(one))
