@@ -186,7 +186,7 @@ class Copied(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.clone()
-        dist.all_reduce(gradient)
+        dist.all_reduce(gradient, group=Group.held)
         return gradient
 
 
@@ -196,7 +196,7 @@ class Summed(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
         x = x.clone()
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=Group.held)
         return x
 
     @staticmethod
@@ -204,16 +204,39 @@ class Summed(torch.autograd.Function):
         return gradient
 
 
+class Group:
+    """The processes that cut the model, or a sequence, together; all of them where nobody says which."""
+
+    held: Any = None
+
+    @classmethod
+    def size(cls) -> int:
+        return dist.get_world_size(cls.held)
+
+    @classmethod
+    def rank(cls) -> int:
+        return dist.get_rank(cls.held)
+
+    @classmethod
+    def grid(cls) -> tuple[Any, int]:
+        """Have neighbours cut the model; return the group of those that stand 2 apart, and this process's place in it."""
+        world, mine = dist.get_world_size(), dist.get_rank()
+        near = {first: dist.new_group([first, first + 1]) for first in range(0, world, 2)}
+        far = {first: dist.new_group([first, first + 2]) for first in range(2)}
+        cls.held = near[mine - mine % 2]
+        return far[mine % 2], mine // 2
+
+
 def gathered(x: Tensor, dim: int) -> Tensor:
-    out = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(out, x.contiguous())
+    out = [torch.empty_like(x) for _ in range(Group.size())]
+    dist.all_gather(out, x.contiguous(), group=Group.held)
     return torch.cat(out, dim)
 
 
 def scattered(x: Tensor, dim: int) -> Tensor:
     x = x.clone()
-    dist.all_reduce(x)
-    return x.chunk(dist.get_world_size(), dim)[dist.get_rank()].contiguous()
+    dist.all_reduce(x, group=Group.held)
+    return x.chunk(Group.size(), dim)[Group.rank()].contiguous()
 
 
 class Gathered(torch.autograd.Function):
@@ -241,7 +264,7 @@ class Scattered(torch.autograd.Function):
 class Cut(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
-        return x.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
+        return x.chunk(Group.size(), 1)[Group.rank()].contiguous()
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
@@ -257,12 +280,12 @@ class Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
+        return gradient.chunk(Group.size(), 1)[Group.rank()].contiguous()
 
 
 def places_of_rank() -> Tensor:
     """Of 2n chunks of the sequence rank r holds r and 2n - 1 - r."""
-    size, rank = dist.get_world_size(), dist.get_rank()
+    size, rank = Group.size(), Group.rank()
     chunks = torch.arange(LENGTH).chunk(2 * size)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
 
@@ -272,13 +295,13 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
-        pieces = gathered(x, 2).chunk(2 * dist.get_world_size(), 2)
+        pieces = gathered(x, 2).chunk(2 * Group.size(), 2)
         return torch.cat([*pieces[::2], *reversed(pieces[1::2])], 2)
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.clone()
-        dist.all_reduce(gradient)
+        dist.all_reduce(gradient, group=Group.held)
         return gradient[:, :, places_of_rank()].contiguous()
 
 
@@ -298,7 +321,7 @@ class ColumnParallelLinear(nn.Module):
 
     @staticmethod
     def _mine(whole: Tensor, parts: int) -> Tensor:
-        return torch.cat([one.chunk(dist.get_world_size())[dist.get_rank()] for one in whole.chunk(parts)])
+        return torch.cat([one.chunk(Group.size())[Group.rank()] for one in whole.chunk(parts)])
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(Gathered.apply(x) if self.sequence else Copied.apply(x), self.weight, self.bias)
@@ -308,7 +331,7 @@ class RowParallelLinear(nn.Module):
     def __init__(self, whole: nn.Linear, sequence: bool) -> None:
         super().__init__()
         self.sequence = sequence
-        self.weight = nn.Parameter(whole.weight.detach().chunk(dist.get_world_size(), 1)[dist.get_rank()].clone())
+        self.weight = nn.Parameter(whole.weight.detach().chunk(Group.size(), 1)[Group.rank()].clone())
         self.weight.tensor_model_parallel, self.weight.partition_dim, self.weight.partition_stride = True, 1, 1
         self.bias = nn.Parameter(whole.bias.detach().clone())
         self.bias.sequence_parallel = sequence
@@ -482,7 +505,7 @@ class Pipeline(Run):
         ]
         kind = Schedule1F1B if self.chunks == 1 else ScheduleInterleaved1F1B
         self.schedule = kind(held[0] if self.chunks == 1 else held, 2, loss_of)  # type: ignore[arg-type]
-        self.first, self.last, self.embedding = rank == 0, rank == size - 1, None
+        self.first, self.last, self.embedding, self.tied = rank == 0, rank == size - 1, None, None
         for module in self.modules:
             for part in (module.words, module.head):
                 if part is not None:
@@ -510,9 +533,12 @@ class Pipeline(Run):
             self.schedule.step(*given, target=words[:, 1:].contiguous())
         else:
             self.schedule.step(*given)
-        if self.embedding is not None:
-            dist.all_reduce(self.embedding.grad)
+        self.reduce()
         self.optimizer.step()
+
+    def reduce(self) -> None:
+        if self.embedding is not None:
+            dist.all_reduce(self.embedding.grad, group=self.tied)
 
 
 class Interleaved(Pipeline):
@@ -585,6 +611,73 @@ class SequenceByHand(ByHand):
         for parameter in self.model.parameters():
             if getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(parameter.grad)
+
+
+class DataAndTensor(Run):
+    """Megatron's grid: neighbours cut the model, those that stand 2 apart the data."""
+
+    sequence = False
+
+    def set_up(self) -> None:
+        self.across, self.rank = Group.grid()
+        self.parts = 2
+        self.wrapped = by_hand(self.model, self.sequence)
+        super().set_up()
+
+    def reduce(self) -> None:
+        for parameter in self.model.parameters():
+            if getattr(parameter, "sequence_parallel", False):
+                dist.all_reduce(parameter.grad, group=Group.held)
+            dist.all_reduce(parameter.grad, group=self.across)
+            parameter.grad /= 2
+
+
+class DataAndSequence(DataAndTensor):
+    sequence = True
+
+
+class DataAndContext(ContextParallel):
+    def set_up(self) -> None:
+        _, self.data = Group.grid()
+        super().set_up()
+
+    def step(self, words: Tensor) -> None:
+        super().step(words.chunk(2)[self.data])
+
+
+class AcrossStages(Pipeline):
+    """Stages of processes that stand 2 apart; neighbours cut the model (Megatron)."""
+
+    def set_up(self) -> None:
+        self.across, place = Group.grid()
+        by_hand(self.model, False)
+        self._take(place, self.across)
+
+    def _take(self, place: int, group: Any) -> None:
+        module = self._stage(place, 2)
+        self.modules, self.first, self.last = [module], place == 0, place == 1
+        self.schedule = Schedule1F1B(PipelineStage(module, place, 2, torch.device("cpu"), group=group), 2, loss_of)
+        self.embedding, self.tied = (module.words if self.first else module.head).weight, group
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+
+
+class DataAndStages(AcrossStages):
+    """Stages of neighbours; those that stand 2 apart have other data."""
+
+    def set_up(self) -> None:
+        self.across, self.rank = Group.grid()
+        near, Group.held = Group.held, None
+        self.parts = 2
+        self._take(dist.get_rank(near), near)
+
+    def step(self, words: Tensor) -> None:
+        super().step(words.chunk(2)[self.rank])
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.modules[0].parameters():
+            dist.all_reduce(parameter.grad, group=self.across)
+            parameter.grad /= 2
 
 
 class Zero1(DataParallel):
@@ -681,7 +774,9 @@ LAYOUTS: dict[str, Layout] = {
     "zero3": Layout("dense", 2, Zero3), "fsdp-4": Layout("dense", 4, Sharded), "hsdp": Layout("dense", 4, Hybrid),
     "dp-tp": Layout("dense", 4, TwoDimensional),
     "packed": Layout("packed", 1, Run), "packed-tp": Layout("packed", 2, ByHand), "packed-sp": Layout("packed", 2, SequenceByHand),
-    "packed-ddp": Layout("packed", 2, DataParallel),
+    "packed-ddp": Layout("packed", 2, DataParallel), "packed-dp-tp": Layout("packed", 4, DataAndTensor),
+    "packed-dp-sp": Layout("packed", 4, DataAndSequence), "packed-tp-pp": Layout("packed", 4, AcrossStages),
+    "dp-cp": Layout("dense", 4, DataAndContext), "dp-pp": Layout("dense", 4, DataAndStages),
     "moe": Layout("experts", 1, Run), "moe-ddp": Layout("experts", 2, DataParallel), "moe-ep": Layout("experts", 2, ExpertParallel),
     "moe-fsdp": Layout("experts", 2, Sharded), "moe-pp": Layout("experts", 2, Pipeline),
 }  # fmt: skip
@@ -690,7 +785,7 @@ LAYOUTS: dict[str, Layout] = {
 def train(out: Path, layout: Layout, detail: str = "tensor") -> None:
     """Train for two steps under capture; ``layout``: one of `LAYOUTS`."""
     torch.manual_seed(3)
-    run = layout.run(Model(layout.kind))
+    run, Group.held = layout.run(Model(layout.kind)), None
     batches = torch.randint(0, VOCABULARY, (STEPS, BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(11))
     run.set_up()
     with trueup.capture(out, model=run.named(), level=("module", "api"), detail=detail) as running:

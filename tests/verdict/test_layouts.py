@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from trueup.comparison.layout.declaring import load
+from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
 
 from .captures import Recording
 
@@ -44,6 +46,42 @@ def test_pieces_are_put_together(tmp_path: Path, first: tuple, second: tuple, sa
     result = compare(_run(tmp_path / "a", *first), _run(tmp_path / "b", *second))
     assert result.verdict == verdict
     assert f"note: the layouts differ ({said})" in result.sentence
+
+
+def _grid(directory: Path, order: tuple[int, int] = (0, 1), together: str = "") -> Path:
+    """A run of four ranks: neighbours cut a weight, those that stand 2 apart the batch; no mesh says so."""
+    run = Recording(parts="stats digest tensor")
+    weight, x = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(12, dtype=np.float32).reshape(4, 3)[:, :2] + 1
+    for rank in range(4):
+        held, given = np.split(weight, 2)[order[rank % 2]], np.split(x, 2)[rank // 2]
+        run.call("Linear", {"input.0": given, "param.weight": held}, [given @ held.T], level="module", scope="up", rank=rank)
+        for ranks in (f"{rank - rank % 2}-{rank - rank % 2 + 1}", f"{rank % 2},{rank % 2 + 2}", "0-3"):
+            said = {"ranks": together or ranks, "group": ranks}
+            run.call("torch.distributed.all_reduce", {}, [], phase="collective", rank=rank, arguments=said)
+    return run.write(directory, world_size=4)
+
+
+def _whole(directory: Path) -> Path:
+    run = Recording(parts="stats digest tensor")
+    weight, x = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(12, dtype=np.float32).reshape(4, 3)[:, :2] + 1
+    run.call("Linear", {"input.0": x, "param.weight": weight}, [x @ weight.T], level="module", scope="up")
+    return run.write(directory, world_size=1)
+
+
+def test_groups_make_a_grid(tmp_path: Path) -> None:
+    """Megatron names no mesh: the groups that communicate say which ranks cut the model, and which the data."""
+    whole, grid = _whole(tmp_path / "a"), _grid(tmp_path / "b")
+    assert geometry_of(open_capture(grid)).along("ranks-by-2") == [[0, 2], [1, 3]]
+    assert compare(whole, grid).verdict == "aligned"
+    swapped = compare(whole, _grid(tmp_path / "c", (1, 0)))
+    assert (swapped.verdict, swapped.culprits[0].cause) == (
+        "deviates", "param.weight of up is cut as in the baseline, and its pieces are swapped: rank by rank they are pieces 1, 0",
+    )  # fmt: skip
+
+
+def test_groups_that_make_no_grid(tmp_path: Path) -> None:
+    assert geometry_of(open_capture(_grid(tmp_path / "b", together="0-3"))).axes == ("ranks",)
+    assert geometry_of(open_capture(_grid(tmp_path / "c", together="0-3,7-"))).axes == ("ranks",)
 
 
 def test_replicas_that_differ(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
 """Where each process of a run stands: the axes of its meshes, and which of them cut the data.
 
 Of the meshes in a capture the largest names the axes; processes that it does not tell apart differ along one more, ``ranks`` (DDP
-places nothing). An axis along which the model's own inputs differ cuts the data; along the others the model is cut.
+places nothing). Where their groups make a grid (Megatron), they differ along several: ``ranks-by-2`` are those that stand 2 apart.
+An axis along which the model's own inputs differ cuts the data; along the others the model is cut.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
 
 from trueup.comparison.layout.described import UNNAMED, mesh_of, part_in
+from trueup.foundation.facts.arguments import ranks_of
 from trueup.foundation.store import Capture
+
+BY = f"{UNNAMED}-by-"
+"""How names of axes begin that groups of ranks make; how far apart their ranks stand follows."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,19 @@ class Geometry:
         for rank, place in self.coordinates.items():
             groups.setdefault(place[:at] + place[at + 1 :], []).append((place[at], rank))
         return [[rank for _, rank in sorted(group)] for group in groups.values()]
+
+    def merged(self, axes: Collection[str]) -> Geometry:
+        """Return the same ranks with several axes that groups made as one, ``ranks``, which cuts in the order of ranks."""
+        mine = [n for n, axis in enumerate(self.axes) if axis in axes]
+        if len(mine) < 2:
+            return self
+        order = sorted({tuple(place[n] for n in mine) for place in self.coordinates.values()})
+        rest = [n for n in range(len(self.axes)) if n not in mine]
+        places = {
+            rank: (order.index(tuple(place[n] for n in mine)), *(place[n] for n in rest))
+            for rank, place in self.coordinates.items()
+        }
+        return Geometry((_rest(self.axes), *(self.axes[n] for n in rest)), places)
 
 
 def geometry_of(capture: Capture) -> Geometry:
@@ -70,9 +89,79 @@ def _with_the_rest(names: tuple[str, ...], held: dict[int, tuple[int, ...]], wor
         return Geometry((), {}, f"{capture.path}: its ranks fill no mesh of {' x '.join(names)}")
     if max(seen.values()) == 1:
         return Geometry(names, held)
-    return Geometry(
-        (UNNAMED + "-rest" if UNNAMED in names else UNNAMED, *names), {rank: (rest[rank], *place) for rank, place in held.items()}
-    )
+    grid = _grid(held, _families(capture, world), 1 + max(rest.values()))
+    if grid:
+        return Geometry((*grid, *names), {rank: (*(axis[rank] for axis in grid.values()), *held[rank]) for rank in held})
+    return Geometry((_rest(names), *names), {rank: (rest[rank], *place) for rank, place in held.items()})
+
+
+def _rest(names: Collection[str]) -> str:
+    return UNNAMED + "-rest" if UNNAMED in names else UNNAMED
+
+
+def by_groups(axis: str) -> int:
+    """Return how far apart ranks stand that differ along an axis which groups make; 0 of another axis."""
+    before, _, apart = axis.partition(BY)
+    return int(apart) if not before and apart.isdigit() else 0
+
+
+def _families(capture: Capture, world: int) -> list[list[list[int]]]:
+    """Return groups that communicate, of one size and stride, where they hold each rank once; the smallest and nearest first."""
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for rank in capture.ranks:
+        rows = capture.records(["value"], rank=rank, step=capture.steps[0], phase="collective")
+        for text in pc.unique(rows["value"]).to_pylist():
+            group = _group_in(text)
+            if 1 < len(group) < world and rank in group and group[0] >= 0 and group[-1] < world:
+                apart = group[1] - group[0]
+                if apart > 0 and group == list(range(group[0], group[0] + apart * len(group), apart)):
+                    found.setdefault((len(group), apart), set()).add(tuple(group))
+    whole = list(range(world))
+    return [list(map(list, sorted(some))) for _, some in sorted(found.items()) if sorted(r for g in some for r in g) == whole]
+
+
+def _group_in(text: str | None) -> list[int]:
+    """Return the ranks of a collective, as its arguments say; nothing where they do not."""
+    try:
+        told = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return []
+    ranks = told.get("ranks") if isinstance(told, dict) else None
+    return (ranks_of(ranks) or []) if isinstance(ranks, str) else []
+
+
+def _grid(
+    held: Mapping[int, tuple[int, ...]], families: Iterable[list[list[int]]], wanted: int
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    """Return where ranks stand along axes that groups make and no mesh names, the slowest first; nothing where they make no grid.
+    Groups of ranks that stand alike on all other axes are one."""
+    chosen: dict[str, dict[int, int]] = {}
+    lines: list[list[list[int]]] = []
+    left = wanted
+    for family in families:
+        along = {rank: n for group in family for n, rank in enumerate(group)}
+        alike = all(len({(held[rank], *(axis[rank] for axis in chosen.values())) for rank in group}) == 1 for group in family)
+        across = all(len({along[rank] for rank in group}) == 1 for line in lines for group in line)
+        if left % len(family[0]) == 0 and alike and across:
+            chosen[f"{BY}{family[0][1] - family[0][0]}"] = along
+            lines.append(family)
+            left //= len(family[0])
+    if left > 1 and chosen:
+        seen: dict[tuple[Any, ...], int] = {}
+        last = {}
+        for rank in sorted(held):
+            place = (held[rank], *(axis[rank] for axis in chosen.values()))
+            last[rank] = seen.get(place, 0)
+            seen[place] = last[rank] + 1
+        chosen[f"{BY}{_apart(last)}"] = last
+    places = {(held[rank], *(axis[rank] for axis in chosen.values())) for rank in held}
+    if len(chosen) < 2 or len(places) != len(held):
+        return {}
+    return dict(sorted(chosen.items(), key=lambda one: -by_groups(one[0])))
+
+
+def _apart(along: Mapping[int, int]) -> int:
+    return next(rank for rank, n in sorted(along.items()) if n == 1) - next(iter(sorted(along)))
 
 
 def _standing(capture: Capture, rank: int) -> dict[tuple[str, ...], tuple[int, ...]]:

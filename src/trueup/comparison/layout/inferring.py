@@ -22,7 +22,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Piece, Way, put_together
-from trueup.comparison.layout.stated import weight_of
+from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 
 Ways = dict[str, Way]
@@ -115,14 +115,15 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if declared is not None:
         return declared
     whole = told.other.get((slot.key, slot.name))
-    if axis == told.model and slot.fixed and (stated := told.stated.get(weight_of(slot.key, slot.name, told.updated))) is not None:
+    if axis == told.model and slot.fixed and (stated := stated_of(weight_of(slot.key, slot.name, told.updated), told.stated,
+                                                                  len(held[groups[0][0]].shape))) is not None:  # fmt: skip
         if stated.kind == "replicated":
             return _odd(axis, groups, slot, held, told) if varies else REPLICATED
         if len(held[groups[0][0]].shape) > stated.dim:
             told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = stated
             return stated
     piece, size = held[groups[0][0]], len(groups[0])
-    if whole is not None and axis not in told.data:
+    if whole is not None and axis not in told.data and not slot.fixed:
         whole = _of_one_batch(whole, piece, told)
     if axis in told.data and not slot.fixed and not slot.backward and whole is not None and _adds_up(groups, held, whole):
         return Way("sharded", 0)
@@ -174,9 +175,10 @@ def _of_sequence(
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if before is not None:
         return _of_gradient(axis, before, told, piece, whole, len(groups[0]))
-    dim = _longer(piece, whole, len(groups[0]), True) if whole is not None and whole.shape != piece.shape else None
+    at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
+    fits = [] if whole is None or whole.shape == piece.shape else _all_longer(piece, whole, len(groups[0]))
+    dim = next((n for n in at if n in fits and piece.shape[n] == length), fits[0] if fits else None)
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
-        at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
         dim = next((n for n in at if piece.shape[n] == length), None)
         dim = next((n for n, size in enumerate(piece.shape) if size and not size % length), None) if dim is None else dim
     if dim is None:
@@ -213,16 +215,17 @@ def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
 def _longer(piece: Piece, whole: Piece, size: int, data: bool) -> int | None:
     """Return the one dimension that is longer in the whole by the number of ranks; of several the first, along an axis
     of the data."""
-    if len(piece.shape) != len(whole.shape):
-        return None
-    found = [
-        n
-        for n, (mine, its) in enumerate(zip(piece.shape, whole.shape, strict=True))
-        if mine != its and mine * size in (its, its + size - 1)
-    ]
+    found = _all_longer(piece, whole, size)
     if len(found) > 1:
         found = found[:1] if data else found[-1:]
     return found[0] if found else None
+
+
+def _all_longer(piece: Piece, whole: Piece, size: int) -> list[int]:
+    if len(piece.shape) != len(whole.shape):
+        return []
+    both = enumerate(zip(piece.shape, whole.shape, strict=True))
+    return [n for n, (mine, its) in both if mine != its and mine * size in (its, its + size - 1)]
 
 
 def _packed(pieces: Sequence[Piece], way: Way, whole: Piece) -> Way:

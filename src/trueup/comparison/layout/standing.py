@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from trueup.comparison.layout.calls import Calls, calls_of, plain, tops, trained
-from trueup.comparison.layout.geometry import Geometry
+from trueup.comparison.layout.geometry import Geometry, by_groups
 from trueup.comparison.layout.pieces import Array, Way, in_order
 from trueup.comparison.layout.updates import flat_in, shapes_of, tied_in, weights_of
 from trueup.foundation.facts.operators import has
@@ -97,6 +97,10 @@ def standing_of(capture: Capture, geometry: Geometry) -> Standing:
     read = {rank: calls_of(capture.records(rank=rank, step=capture.steps[0], level=("module", "api"))) for rank in held}
     passes = _passes(read, staged=bool(stages))
     sequence = {axis: found for axis in data if (found := _places(capture, geometry.along(axis), held)) is not None}
+    alike = frozenset(axis for axis in data - sequence.keys() if by_groups(axis))
+    if len(alike) > 1:
+        geometry = geometry.merged(alike)
+        data = data - alike | {geometry.axes[0]}
     workers = geometry
     if passes > 1:
         places = {rank * passes + n: (*place, n) for rank, place in geometry.coordinates.items() for n in range(passes)}

@@ -52,6 +52,15 @@ def _way(told: Mapping[str, str]) -> Way | None:
     return Way("sharded", int(dim), *(("interleaved", split) if split > 1 else ()))
 
 
+def stated_of(name: str, stated: Mapping[str, Way], dims: int) -> Way | None:
+    """Return the way of a weight of so many dimensions, None where nobody says it. A vector beside a weight that is cut along its
+    rows, and that says nothing, is cut as they are: it is their bias."""
+    if name in stated or dims != 1:
+        return stated.get(name)
+    beside = stated.get(f"{name.rpartition('.')[0]}.weight")
+    return beside if beside is not None and beside.kind == "sharded" and beside.dim == 0 else None
+
+
 def weight_of(key: Key, slot: str, updated: Mapping[Key, str]) -> str:
     """Return the weight that a slot holds, or the gradient or state of; empty where it is none."""
     if slot.startswith("param."):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
-from trueup.comparison.layout.geometry import geometry_of
+from trueup.comparison.layout.geometry import by_groups, geometry_of
 from trueup.comparison.layout.gradients import Off, off
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, undeclared
@@ -273,6 +273,8 @@ def _is_multiple(ratio: float, size: int) -> bool:
 
 
 def _ranks_along(axis: str) -> str:
+    if apart := by_groups(axis):
+        return f"ranks that stand {apart} apart"
     return f"{axis}es" if axis == MICRO else "ranks" if axis.startswith("ranks") else f"ranks along {axis}"
 
 
