@@ -43,10 +43,10 @@ class Setting:
 
 
 def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: int | None = None) -> list[Setting]:
-    """Return what differs between the manifests of two ranks, what changes numbers first; nothing of two frameworks, whose names
-    and values differ anyway. Schedules are compared up to ``last``, the last step that both runs made."""
+    """Return what differs between the manifests of two ranks, what changes numbers first; of two frameworks what the tables know
+    of both. Schedules are compared up to ``last``, the last step that both runs made."""
     if baseline.get("framework") != candidate.get("framework"):
-        return []
+        return _of_frameworks(baseline, candidate, last)
     modules = [one for one in _modules(baseline, candidate) if not _unsaid(one)]
     found = [*_optimizers(baseline, candidate, last), *_scalers(baseline, candidate), *modules, *_data(baseline, candidate)]
     if any(one.name.endswith(OF_PARAMETERS) for one in modules):  # then an optimizer holds other parameters for that reason
@@ -71,6 +71,27 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
     if forms[0] != forms[1]:
         found = [one for one in found if not _later(one)]
     return sorted(found, key=lambda s: (SEVERITIES.index(s.severity), GROUPS.index(s.group)))
+
+
+def _of_frameworks(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: int | None) -> list[Setting]:
+    """Return what differs between two frameworks, by PyTorch's names; what one side does not say has no counterpart there."""
+    from trueup.foundation.frameworks.neutral import neutral_modules, neutral_optimizers, same
+
+    sides = []
+    for manifest in (baseline, candidate):
+        framework = str(manifest.get("framework", ""))
+        optimizers = neutral_optimizers(list_of(held_by(manifest), "optimizers"), framework)
+        sides.append({"settings": {"optimizers": optimizers, "modules": dict(neutral_modules(modules_of(manifest), framework))}})
+    for first, second in zip(*(side["settings"]["optimizers"] for side in sides), strict=False):
+        if len({frozenset(name for group in names_held(one) for name in group) for one in (first, second)}) > 1:
+            first.pop("parameters", None), second.pop("parameters", None)  # their parameters have other names
+        said = [{name for group in one["groups"] for name in group} for one in (first, second)]
+        for group in (*first["groups"], *second["groups"]):
+            for name in said[0] ^ said[1]:
+                group.pop(name, None)
+    found = [*_optimizers(sides[0], sides[1], last), *_modules(sides[0], sides[1])]
+    said_by_both = [one for one in found if one.name == "clipping" or ABSENT not in (one.baseline, one.candidate)]
+    return [one for one in said_by_both if not same(one.baseline, one.candidate)]
 
 
 def _unsaid(setting: Setting) -> bool:

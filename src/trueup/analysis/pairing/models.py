@@ -7,8 +7,7 @@ GELU's kind; of optimizers the kind, the settings, clipping, and what the framew
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 from trueup.analysis.pairing.proposing import Pair, Proposal, propose
 from trueup.analysis.pairing.weights import Conversion, convert
 from trueup.foundation.frameworks.mapping import load as load_mapping
-from trueup.foundation.frameworks.tables import FRAMEWORKS, Named, Optimizer, Own, optimizers_by_class
+from trueup.foundation.frameworks.neutral import neutral_settings, same
+from trueup.foundation.frameworks.tables import FRAMEWORKS, Optimizer, optimizers_by_class
 from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Shape, Tree
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
@@ -131,16 +131,6 @@ def _fill(nodes: dict[str, Node]) -> None:
             nodes.setdefault(scope, Node(scope, ("Module",)))
 
 
-# Makes a neutral value of a framework's (the column ``settings``)
-CONVERTED: Mapping[str, Callable[[Any], Any]] = {
-    "num_directions": lambda value: value == 2,
-    "time_major": lambda value: not value,
-    "mode": lambda value: str(value).rpartition("_")[2].lower(),
-    "1-": lambda value: round(1 - value, 12) if isinstance(value, (int, float)) else value,
-    "!": lambda value: not value,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A setting in which the two models differ."""
@@ -176,51 +166,6 @@ def compare_settings(baseline: Tree, candidate: Tree, pairs: Iterable[Pair]) -> 
                 names = (baseline.framework, candidate.framework)
                 found.append(Difference(where, layers[0].name, name, sides[0][name], sides[1][name], names))
     return found
-
-
-def neutral_settings(settings: Mapping[str, Any], own: Own) -> dict[str, Any]:
-    """Return settings by neutral names and values; those that an instance lacks are left out."""
-    held = [one for one in own.settings if one.own in settings]
-    found = {one.neutral: _neutral(settings[one.own], one, own.values.get(one.neutral, {})) for one in held}
-    if found.get("stride", 0) is None and "kernel_size" in found:  # a pooling's: Paddle writes that it was left out
-        found["stride"] = found["kernel_size"]
-    if found.get("padding") == "same" and found.get("stride") == 1:  # of an odd kernel the same on both sides
-        found["padding"] = _same_padding(settings, found.get("dilation", 1))
-    return found
-
-
-def _same_padding(settings: Mapping[str, Any], dilation: Any) -> Any:
-    """Return the padding in numbers that keeps a result as large as its input; ``same`` if there is no such number."""
-    sizes = settings.get("kernel_size", settings.get("_kernel_size"))
-    sizes = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
-    if not isinstance(dilation, int) or not all(isinstance(size, int) and size % 2 for size in sizes):
-        return "same"
-    both = [(size - 1) // 2 * dilation for size in sizes]
-    return both[0] if all(one == both[0] for one in both) else both
-
-
-def _neutral(value: Any, one: Named, values: Mapping[str, Any]) -> Any:
-    try:
-        known = json.dumps(value)
-    except TypeError:
-        known = ""
-    if known in values:
-        return values[known]
-    made = CONVERTED[one.how](value) if one.how else value
-    if one.neutral == "padding_idx" and made == -1:
-        return None
-    if isinstance(made, (list, tuple)):
-        plain = list(made)
-        return plain[0] if plain and all(x == plain[0] for x in plain) else plain
-    return made.lower() if isinstance(made, str) else made
-
-
-def same(first: Any, second: Any) -> bool:
-    """Tell whether two neutral values are the same; numbers up to a subtraction's rounding."""
-    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (first, second))
-    if numbers:
-        return bool(abs(first - second) <= 1e-9 * max(abs(first), abs(second)))
-    return bool(first == second)
 
 
 def _said(value: Any) -> str:

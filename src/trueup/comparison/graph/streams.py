@@ -22,6 +22,7 @@ from trueup.foundation.store.columns import Array as Array
 from trueup.foundation.store.columns import Numbers as Numbers
 from trueup.foundation.store.columns import distinct as distinct
 from trueup.foundation.store.columns import integers
+from trueup.foundation.store.columns import most as most
 from trueup.foundation.store.columns import numbered as numbered
 from trueup.foundation.store.columns import spans as spans
 from trueup.foundation.store.reader import WRITTEN

@@ -6,7 +6,7 @@ What another tool dumped may have none of these: `trueup.comparison.measures.for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -23,9 +23,9 @@ from trueup.foundation.facts.roundoff import is_discrete, roundoff
 from trueup.foundation.facts.slots import is_foreign, is_input, is_output, is_written
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
-from trueup.foundation.kernels import MASKING, Pair, at_least, pair
-from trueup.foundation.store.call_columns import Located
-from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.kernels import MASKING, Pair, at_least
+from trueup.foundation.store.call_columns import Payload as Payload
+from trueup.foundation.store.call_columns import compare_payloads
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
@@ -34,13 +34,6 @@ DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 
 UNSIZED = Reason(Why.UNSIZED)
 
-Payload = Callable[[Located, "int | None"], Array | None]
-"""Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
-
-Wanted = tuple[tuple[Located, "int | None"], ...]  # where a tensor of each side lies, with its digest
-
-HEAPS = 32
-"""Tasks that pairs of tensors are measured in, several at a time."""
 
 @dataclass(frozen=True, slots=True)
 class Distance:
@@ -99,6 +92,7 @@ class Errors:
     lone_gradients: int = 0  # gradients of such weights
     peaks: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Of entries whose tensors were measured: the largest difference of two elements, and how many differ."""
+    payloads: Sequence[Payload] = ()  # reads the bytes of either side
 
     @cached_property
     def relative(self) -> Array:
@@ -229,7 +223,7 @@ def measure(
     j = k if alike else j[kept]
     nothing = np.full(len(pair), np.nan)
     errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
-    errors.lone_weights, errors.lone_gradients = lone, packed
+    errors.lone_weights, errors.lone_gradients, errors.payloads = lone, packed, payloads
     _distances(errors, payloads, in_full)
     for stream, slots in zip(streams, errors.slots, strict=True):
         if stream.norms is not stream.l2:
@@ -405,23 +399,6 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
         else:
             errors.absolute[n] = measured.l2_difference
     return np.array(lost, np.int64)
-
-
-def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:
-    """Measure pairs of tensors, several at a time; None where one is lost, they differ in size, or a dtype holds no numbers."""
-    heaps = [wanted[first::HEAPS] for first in range(min(HEAPS, len(wanted)))]  # a task for each pair would cost more than it does
-    done = side_by_side(lambda heap: [(one, _pair(payloads, one)) for one in heap], heaps)
-    return dict(one for heap in done for one in heap)
-
-
-def _pair(payloads: tuple[Payload, Payload], wanted: Wanted) -> Pair | None:
-    first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
-    if first is None or second is None or first.size != second.size:
-        return None
-    try:
-        return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
-    except TypeError:  # a dtype that holds no numbers
-        return None
 
 
 def differing_arguments(

@@ -54,16 +54,16 @@ def find(table: pa.Table, columns: dict[str, list[str]], dialect: Dialect) -> Fo
         if row is None or not row.tensors or len(layer.calls) != 1:  # of a layer that ran twice each call has a share
             continue
         by_bytes: dict[Bytes, list[str]] = defaultdict(list)
+        named = {slot: dialect.slot("module", scope, layer.op, slot) for slot in layer.params}
         for slot, held in layer.params.items():
-            by_bytes[held].append(slot)
+            if named[slot].name is not None:  # a running mean, which Paddle calls a parameter, has no gradient
+                by_bytes[held].append(slot)
         for held, slots in by_bytes.items():
             there = [k for key in layer.read[held] if (k := layer.gradients.get(key)) is not None]
             if len(there) != len(slots):
                 continue
             for slot, k in zip(slots, there, strict=True):
-                found = dialect.slot("module", scope, layer.op, slot)
-                if found.name is None:
-                    continue
+                found = named[slot]
                 if found.axes is not None:
                     made.axes[len(made.tensors)] = found.axes
                 made.tensors.append(k)

@@ -65,7 +65,7 @@ class Updates:
         before, after = _first(read, step), _first(read, step + 1)
         if not after:
             written = self._written(rank, step, wanted)
-            if len(written) != len(before) or not before:
+            if not before or before.keys() - written.keys() - self._left_alone(rank, step, read, before):
                 self.unseen.add((rank, step))
             if not written:
                 return None
@@ -99,6 +99,19 @@ class Updates:
         """Return the parameters that forwards of layers read."""
         read = self._capture.records(list(columns), rank=rank, step=steps, level="module", phase="forward")
         return read.filter(pc.starts_with(read["slot"].cast(pa.string()), "param."))
+
+    def _left_alone(self, rank: int, step: int, read: pa.Table, before: dict[Param, int]) -> set[Param]:
+        """Return the parameters that no optimizer writes: a running mean that Paddle calls one, and a frozen weight, which the step
+        before left as it was and which gets no gradient."""
+        earlier = self._params(rank, [step - 1], ["step", "scope", "slot", "digest"])
+        held = {key: earlier["digest"][at] for key, at in _first(earlier, step - 1).items()}
+        found = self._gradients(rank, step, read, before, read.column_names)
+        driven = {} if found is None else dict.fromkeys(found[1])
+        names = {key: self._named(*key, ops=read, at=at)[0] for key, at in before.items()}
+        return {
+            key for key, name in names.items()
+            if name is None or (f"gradient.{name}" not in driven and read["digest"][before[key]].equals(held.get(key)))
+        }  # fmt: skip
 
     def _written(self, rank: int, step: int, columns: Sequence[str]) -> dict[Param, pa.Table]:
         """Return what the optimizer of a step wrote, by the parameters that the same calls of the step before wrote."""

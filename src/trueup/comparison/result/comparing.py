@@ -167,7 +167,8 @@ class Assembly:
         shows = joined([passes, began, seen.dtypes, casting, gradients])
         settings = settings_text(unshown[:MOST_SETTINGS])
         beside = self._beside(culprits, passes, settings)
-        return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures))
+        exact = all(capture.root.get("detail") == "tensor" for capture in found.captures)
+        return culprits, Otherwise(settings, shows, len(unshown) == 1, beside, _kinds(found.captures), exact)
 
     def _manifests(self, culprits: Sequence[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what both runs say of the first culprit's rank, else of the first."""

@@ -1,6 +1,6 @@
 """The norm of the gradients of each step, as training logs have it, told from a capture's records.
 
-Four ways, the first that the records allow:
+Four ways, the first that the records allow; of two frameworks the names of parameters alone tell which gradients are the same:
 
 1. *What the optimizer is given*: the gradients that are recorded by name before an optimizer's step, where there are ranks.
 2. *What the optimizer reads*: each tensor that a call of phase ``optimizer`` reads and a call of phase ``backward`` of the
@@ -28,6 +28,7 @@ LEAVES = ("api",)  # a module's inputs may be made by functions between modules,
 
 WAYS = {
     "given": "gradients that the optimizer was given, by the names of their parameters",
+    "named": "gradients of all parameters that the optimizer updates, as their layers' backward gave them, before clipping",
     "read": "gradients that the optimizer reads and a recorded backward call made, before clipping and unscaling",
     "held": "what the parameters' .grad held after the backward",
     "leaf": "gradients of what no recorded forward call made; several uses of one parameter are not summed first",
@@ -66,7 +67,8 @@ def norms_of(stream: Stream) -> list[Norm]:
     slots = _Slots(stream)
     found: dict[int, Norm] = {}
     last = ("held", ("module",), slots.held) if stream.imported else ("leaf", LEAVES, slots.leaf)
-    for way, levels, chosen in (("given", FINEST, slots.given), ("read", FINEST, slots.read), last):
+    ways = [("given", FINEST, slots.given), ("read", FINEST, slots.read), last]
+    for way, levels, chosen in [("named", ("module",), slots.named)] if stream.mixed else ways:
         for level in levels:
             rows = chosen(level)
             told, of = np.unique(stream.step[stream.call[rows]], return_inverse=True)
@@ -85,6 +87,13 @@ class _Slots:
 
     def given(self, level: str) -> Numbers:
         return self._known(self._at("optimizer", level, _is_given_gradient))
+
+    def named(self, level: str) -> Numbers:
+        """Gradients by name, of steps in which each weight has one: two frameworks share them out to functions in other ways."""
+        rows = self._known(self._at("optimizer", level, lambda slot: slot.startswith("gradient.")))
+        weights = self._at("optimizer", level, lambda slot: slot.startswith("output."))
+        had, wanted = (np.bincount(self.stream.call[at], minlength=len(self.stream)) for at in (rows, weights))
+        return np.asarray(rows[(had == wanted)[self.stream.call[rows]]])
 
     def read(self, level: str) -> Numbers:
         rows = self._known(self._at("optimizer", level, _is_plain_input))

@@ -21,7 +21,9 @@ from trueup.foundation.facts.criteria import Criterion, products_at
 from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.frameworks.neutral import defined_otherwise
 from trueup.foundation.model import Finding
+from trueup.foundation.settings import held_by, list_of
 from trueup.foundation.store import Capture
 from trueup.foundation.store.declared import framework_of
 from trueup.foundation.words.sentence import harmless_argument, hidden_note
@@ -371,7 +373,7 @@ class Frameworks:
         known = known_differences(errors)
         self._known += int(np.count_nonzero((known > 0) & (errors.absolute > 0)))
 
-    def notes(self, mixed: Comparison) -> list[Reason]:
+    def notes(self, mixed: Comparison) -> list[Said]:
         """Return each thing to know; ``mixed`` has what was not compared."""
         if not self._is_translated:
             return []
@@ -386,4 +388,6 @@ class Frameworks:
             Why.VARIANCES(self._known) if self._known else None,
             Why.PACKED(self._lone) if self._lone else None,
         )
-        return [reason for reason in found if reason is not None]
+        held = next(iter(self._captures[1].ranks.values()), {})
+        classes = [str(one.get("class")) for one in list_of(held_by(held), "optimizers")] if first != second else []
+        return [*(reason for reason in found if reason is not None), *defined_otherwise(classes, str(first), str(second))]

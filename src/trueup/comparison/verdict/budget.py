@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, distinct, spans
+from trueup.comparison.graph.streams import NONE, Array, Numbers, distinct, most, spans
 from trueup.comparison.measures.thresholds import BIASED, FLIPPED, ROOM
-from trueup.comparison.verdict.operands import Calls, Join, Product, Tensors, blocked, most
+from trueup.comparison.verdict.operands import Calls, Join, Product, Tensors, blocked
 from trueup.foundation.facts import operators
 from trueup.foundation.facts.criteria import CARRY, OWN, Criterion
 from trueup.foundation.facts.operators import having

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, numbered, spans
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, most, numbered, spans
 from trueup.comparison.limits import Applied
 from trueup.comparison.limits import apply as apply_limits
 from trueup.comparison.measures.foreign import lacks_gradients
@@ -30,7 +30,7 @@ from trueup.comparison.verdict.judged import (
     Verdicts,
     excess,
 )  # fmt: skip
-from trueup.comparison.verdict.operands import Calls, Tensors, most
+from trueup.comparison.verdict.operands import Calls, Tensors
 from trueup.comparison.verdict.optimizer_updates import explain_signs, explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says

@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, numbered
+from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, most, numbered
 from trueup.comparison.limits import Applied
 from trueup.comparison.measures.measure import Errors, Measured
 from trueup.comparison.measures.thresholds import CANCELLED, GONE, NESTED
 from trueup.comparison.verdict.evidence import NOTHING, Yardstick
-from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts import criteria
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.slots import is_output, is_weight

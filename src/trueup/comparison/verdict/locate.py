@@ -47,7 +47,7 @@ from trueup.foundation.facts.arguments import equal_arguments, other_words
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_input, is_output, is_weight
+from trueup.foundation.facts.slots import STEP, is_input, is_output, is_weight
 from trueup.foundation.facts.why import Reason, Why
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")  # kinds of what a call does itself, and not of what it was given
@@ -208,7 +208,8 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
         if judged.incomparable or chooses(region):
             uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
-        certain = judged.is_certain(criterion)
+        its = (one for other, one in wrong if other is region or is_part_of(other, region))  # its backward may leave no doubt
+        certain = any(one.is_certain(criterion) for one in its)
         suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides, added=added(region)))
     uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
     part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
@@ -525,9 +526,10 @@ def _innermost(ordered: Iterable[Suspect]) -> list[Suspect]:
 
 def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
     """Make certain the earliest suspect of the operator that is the first certain one. A broken operator shows wherever it runs,
-    and in its gradient; where its error is small it could be rounding, were it not for the others."""
+    and in its gradient; where its error is small it could be rounding, were it not for the others. Not what optimizers made of all
+    weights: each step shows by itself."""
     certain = next((s for s in ordered if s.certain), None)
-    if certain is None or certain.kind != "operator":
+    if certain is None or certain.kind != "operator" or certain.judged.call.candidate.op == STEP:
         return ordered
     first = next(s for s in ordered if s.kind == "operator" and _function(s) == _function(certain))
     first.certain = True

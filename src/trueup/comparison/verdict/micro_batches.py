@@ -13,12 +13,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Numbers, Stream
+from trueup.comparison.graph.streams import Numbers, Stream, most
 from trueup.comparison.measures.thresholds import CANCELLED, HALF, ROOM
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import Passes, Tree
-from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.roundoff import roundoff
 

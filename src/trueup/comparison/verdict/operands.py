@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers
+from trueup.comparison.graph.streams import NONE, Array, Numbers, most
 
 
 @dataclass
@@ -101,13 +101,6 @@ class Product:
         at = join.outputs
         factor = self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at])
         return np.asarray(self.biased[at] & ~factor)
-
-
-def most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
-    """Return the maximum of the values of each of ``count``, at least ``least``."""
-    found = np.full(count, least)
-    np.maximum.at(found, of, values)
-    return found
 
 
 def blocked(k: Array) -> Array:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,7 @@ from trueup.foundation.facts.roundoff import SINGLE, roundoff
 from trueup.foundation.facts.slots import is_input, is_weight
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import distance
+from trueup.foundation.kernels.metrics import moved_otherwise
 
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:
@@ -66,7 +68,10 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
         share = _moved(errors, n, before, entries.get((pair, f"step.{name}")))
         own[at] = (ROUNDINGS + share * STEP_BIAS) * unit
         carried = ROOM * float(np.nan_to_num(errors.relative[before])) if before is not None else 0.0
-        moved = share * row.factor * (r + np.sqrt(r))
+        moved = share * row.factor * (r + np.sqrt(r)) if np.isfinite(r) else np.inf
+        if errors.streams[0].mixed:
+            of = [entries.get((pair, f"{kind}.{name}")) for kind in ("input", "output", "gradient")]
+            moved = _by_element(errors, [one for one in of if one is not None], row.factor, moved)
         # A weight that was zero, and one of which only a digest is known, has no size to compare the step with.
         own[at], expected[at] = (own[at], own[at] + carried + moved) if np.isfinite(moved) else (0.0, np.inf)
         flipped[pair][at] = carried + 2 * share if r > 0 else 0.0
@@ -92,6 +97,16 @@ def explain_signs(errors: Errors, outputs: Numbers, error_in: Array, signs: Arra
         read = [j for j in stream.slots_of(int(stream.call[k]), is_input).tolist() if shapes[j] == shapes[k]]
         moved = distance(stream.sketch[read], stream.sketch[[k] * len(read)]).min(initial=np.inf)
         expected[n] = max(expected[n], 2 * float(moved) / float(stream.l2[k]) if stream.l2[k] > 0 else 0.0)
+
+
+def _by_element(errors: Errors, of: Sequence[int], factor: float, instead: float) -> float:
+    """Return what the elements of a gradient explain of an update, relative to the weight, where tensors of both were kept."""
+    sides = list(zip(errors.streams, errors.slots, errors.payloads, strict=True))
+    if len(of) < 3 or not all(stream.has_payload[side[of]].all() for stream, side, _ in sides):
+        return instead
+    tensors = [[read(place, None) for place in stream.places(side[of])] for stream, side, read in sides]
+    found = moved_otherwise([*tensors[0], tensors[1][2]], factor)
+    return found / float(errors.norm[of[1]]) if found is not None else instead
 
 
 def _moved(errors: Errors, after: int, before: int | None, step: int | None) -> float:

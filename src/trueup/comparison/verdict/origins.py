@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.comparison.graph.readers import Readers
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, most
 from trueup.comparison.measures.thresholds import CANCELLED, ROOM, SMALL
 from trueup.comparison.verdict import optimizer_updates
 from trueup.comparison.verdict.budget import unrecorded
@@ -24,7 +24,6 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.independent import first_read_out
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
-from trueup.comparison.verdict.operands import most
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.roundoff import SINGLE, roundoff
 from trueup.foundation.facts.slots import is_gradient_of_step, is_weight

@@ -11,7 +11,7 @@ reals. What does not count is compared as sets of positions. Where those differ,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,6 +217,26 @@ class StatisticDifference:
         if math.isinf(size):
             return math.inf
         return size / (max(abs(self.baseline), abs(self.candidate)) + 1e-10) if size else 0.0
+
+
+def moved_otherwise(tensors: Sequence[NDArray[Any] | None], factor: float) -> float | None:
+    """Return the norm of what another gradient explains of an optimizer's update, element by element; None where a tensor lacks
+    or they differ in size.
+
+    ``tensors``: a weight before and after a step of the baseline, its gradient there and in the other run, of any one shape. An
+    element that moved by d may be off by ``|d| min(2, factor |other - gradient| / |gradient|)``: Adam divides by the size of what
+    it averages, so that a gradient of rounding alone still moves an element by a whole step, either way.
+    """
+    arrays = [array.reshape(-1) for array in tensors if array is not None]
+    if len(arrays) < 4 or len({array.size for array in arrays}) > 1:
+        return None
+    total = 0.0
+    for start in range(0, arrays[0].size, PIECE):
+        old, new, own, its = (array[start : start + PIECE].astype(np.float64) for array in arrays)
+        with np.errstate(all="ignore"):
+            apart = np.where(own == its, 0.0, np.abs(its - own) / np.abs(own))
+        total += float(np.nansum(((new - old) * np.fmin(2.0, factor * apart)) ** 2))
+    return math.sqrt(total)
 
 
 def differences(baseline: TensorStats, candidate: TensorStats) -> tuple[StatisticDifference, ...]:

@@ -16,16 +16,26 @@ import pyarrow as pa
 
 from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.kernels import hexadecimal
+from trueup.foundation.kernels import Pair, hexadecimal, pair
 from trueup.foundation.kernels.sketch import splitmix64
 from trueup.foundation.model import NUMBERS, CallKey, TensorStats, TrueupError
 from trueup.foundation.store.columns import NONE, Array, Numbers, Shapes, Vocabulary, counts, digests, distinct, floats, integers
+from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.read_ahead import Read
 from trueup.foundation.store.reader import Capture
 from trueup.foundation.store.sketches import Column, Sketches
 
 Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
+
+Payload = Callable[[Located, "int | None"], Array | None]
+"""Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
+
+Wanted = tuple[tuple[Located, "int | None"], ...]  # where a tensor of each side lies, with its digest
+
+HEAPS = 32
+"""Tasks that pairs of tensors are measured in, several at a time."""
+
 FOREIGN = ("foreign_checksum", "foreign_statistics")  # columns of imported captures that are compared
 
 _PLACE = ("payload_segment", "payload_key", "payload_view")
@@ -302,3 +312,20 @@ def read_payload(capture: Capture, rank: int, place: Located, expected: int | No
     if text not in capture.lost:
         capture.lost.append(text)
     return None
+
+
+def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:
+    """Measure pairs of tensors, several at a time; None where one is lost, they differ in size, or a dtype holds no numbers."""
+    heaps = [wanted[first::HEAPS] for first in range(min(HEAPS, len(wanted)))]  # a task for each pair would cost more than it does
+    done = side_by_side(lambda heap: [(one, _pair(payloads, one)) for one in heap], heaps)
+    return dict(one for heap in done for one in heap)
+
+
+def _pair(payloads: tuple[Payload, Payload], wanted: Wanted) -> Pair | None:
+    first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
+    if first is None or second is None or first.size != second.size:
+        return None
+    try:
+        return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
+    except TypeError:  # a dtype that holds no numbers
+        return None

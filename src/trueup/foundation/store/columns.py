@@ -145,6 +145,13 @@ def numbered(calls: Numbers, count: int) -> Numbers:
     return found
 
 
+def most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
+    """Return the maximum of the values of each of ``count``, at least ``least``."""
+    found = np.full(count, least)
+    np.maximum.at(found, of, values)
+    return found
+
+
 class Vocabulary:
     """Numbers for names: the same in all streams of a comparison."""
 

@@ -28,9 +28,11 @@ def recorded_levels(capture: Capture) -> frozenset[str]:
 
 
 def asked_levels(capture: Capture) -> frozenset[str]:
-    """Return the levels that a capture was asked for; those that it holds where nothing says it."""
+    """Return the levels that a capture was asked for and that its framework has; those that it holds where nothing says it."""
     asked = capture.root.get("levels")
-    return frozenset(map(str, asked)) if isinstance(asked, list) else capture.levels
+    if not isinstance(asked, list):
+        return capture.levels
+    return frozenset(map(str, asked)) - (frozenset() if framework_of(capture) in (None, "torch") else {"aten"})
 
 
 def require_records(capture: Capture) -> None:

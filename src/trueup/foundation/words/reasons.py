@@ -207,6 +207,7 @@ NEXT = {
 LATER = {
     Why.UNREADABLE: "restore what is missing, or record that run again",
     Why.MISSING: "record that run again; what else the runs say is in the report",
+    Why.WRITTEN_UNREAD: "record one step more in both runs; of the steps before, every update was compared",
     Why.UNLIKE_PEERS: "look at what it computes in both runs; levels api and aten show what runs inside a module",
 }
 """What to do about a reason, said where nothing else is more urgent."""

@@ -54,6 +54,7 @@ class Otherwise:
     single: bool = False  # whether it is one setting, so that the first line has room for it
     beside: str = ""  # what one run alone does and no culprit shows: it clips, scales the loss
     devices: tuple[str, ...] = ()  # kinds of device of the baseline and the candidate, where these are two
+    exact: bool = False  # whether both captures kept their tensors, so that every error was measured
 
     @property
     def head(self) -> str:
@@ -359,6 +360,11 @@ OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 """Reasons that say what to do themselves, once calls were compared."""
 
 
+FINER = "capture both runs with --detail tensor, where every error is measured and not estimated"
+EXACT = "judge the calls of each run against float64: trueup replay BASE and trueup replay CAND"
+"""What to do where an estimate does not decide, and where there is none."""
+
+
 def _inconclusive(
     unmatched: Sequence[Finding], notes: Sequence[Reason | str], counts: Mapping[str, int], otherwise: Otherwise
 ) -> list[str]:
@@ -385,7 +391,7 @@ def _inconclusive(
         step = "compare at a coarser level, --level api or --level module, where the runs may line up"
     else:
         noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
-        step = "capture both runs with --detail tensor, where every error is measured and not estimated"
+        step = (what_and_next(first)[1] if isinstance(first, Reason) else "") or (EXACT if otherwise.exact else FINER)
     rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
     head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
     if head and otherwise.settings:

@@ -151,6 +151,8 @@ def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> OptimizerFacts:
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if excluded is not None:  # Keras joins names of a set, in an order of each process's own
         settings["exclude_from_weight_decay"] = "|".join(sorted(excluded.pattern.split("|")))
+    elif listed := getattr(optimizer, "_exclude_from_weight_decay", None):
+        settings["exclude_from_weight_decay"] = f"{len(listed)} variables"
     clips = {"clipnorm": "of each gradient", "clipvalue": "of each element", "global_clipnorm": "of all gradients"}
     clipping = [f"{name} {said} at {value}" for name, said in clips.items() if (value := getattr(optimizer, name, None))]
     rate = optimizer._learning_rate
