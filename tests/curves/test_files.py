@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from trueup.analysis.curves.judging import judge
+from trueup.analysis.curves.run import chosen
 from trueup.exchange.curves import read
 from trueup.exchange.readers.tfdbg2 import masked
 from trueup.foundation.model import TrueupError, UsageError
@@ -36,16 +38,47 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer["name"])
 def test_lines_of(trainer: dict[str, Any], tmp_path: Path) -> None:
-    name = "lm loss" if trainer["name"] == "Megatron-LM" else "loss"
-    found = pairs(written(tmp_path / "train.log", f"starting\n{trainer['text']}\ndone\n"), name)
+    name = trainer.get("series", "lm loss" if trainer["name"] == "Megatron-LM" else "loss")
+    log = written(tmp_path / "train.log", f"starting\n{trainer['text']}\ndone\n")
+    assert any("of no known trainer" in note for note in read(log)[0].notes) == trainer.get("general", False)
+    found = pairs(log, name)
     assert found == [(step, pytest.approx(value, nan_ok=True)) for step, value in trainer["losses"]]
 
 
+def test_what_a_general_row_takes_is_said(tmp_path: Path) -> None:
+    lines = "".join(f"step {n}: loss {2 + 1 / n:.4f}, time 1.5\nstep {n} saved\nrange(3): num=4, loss\n" for n in range(1, 9))
+    (run,) = read(written(tmp_path / "a.log", lines))
+    looks = "a log of no known trainer; read as it looks, from 8 lines with a step and a loss"
+    assert run.notes == (f"{looks}, such as: step 1: loss 3.0000, time 1.5",)
+    assert list(run.series) == ["loss", "time"]
+    other = read(written(tmp_path / "b.log", lines.replace("8: loss 2.1250", "8: loss 2.1251")))[0]
+    found = judge([run], [other], spread=0.01)
+    assert [note for note in found.notes if "such as" in note] == [f"{run.name} and 1 more run: {run.notes[0]}"]
+    code = written(tmp_path / "c.log", "for step in range(3):\n    loss = 0\n    num_stages=4\n")  # no number beside a step
+    with pytest.raises(TrueupError, match="No line of the log is known"):
+        read(code)
+
+
+def test_json_lines_by_any_name(tmp_path: Path) -> None:
+    rows = '{"train_lr": 1e-05, "train_loss": 1.25, "epoch": 0}\n{"train_lr": 2e-05, "train_loss": 1.0, "epoch": 1}\n'
+    assert pairs(written(tmp_path / "log.txt", rows), "train_loss") == [(0, 1.25), (1, 1.0)]
+    rows = '{"current_steps": 5, "total_steps": 9, "loss": 5.5}\n{"current_steps": 10, "total_steps": 9, "loss": 4.5}\n'
+    assert pairs(written(tmp_path / "trainer_log.jsonl", rows)) == [(5, 5.5), (10, 4.5)]
+
+
+def test_the_only_loss_is_meant(tmp_path: Path) -> None:
+    (run,) = read(written(tmp_path / "a.log", "step:0/9 val_loss:10.5 time:0ms\nstep:5/9 val_loss:4.5 time:9ms\n"))
+    assert chosen(run, None)[0] == "val_loss"
+    (run,) = read(written(tmp_path / "b.log", "step:1 - actor/pg_loss:0.5 - critic/vf_loss:1.5\n"))
+    with pytest.raises(TrueupError, match="expected: a loss, by one of its usual names"):
+        chosen(run, None)
+
+
 def test_a_line_of_ones_own(tmp_path: Path) -> None:
-    log = written(tmp_path / "train.log", "it=5 x loss=2.5\nnoise\nit=6 loss=1e-3\n")
-    assert pairs(log, patterns=[r"it=(?P<step>\d+) .*loss=(?P<loss>{number})"]) == [(5, 2.5), (6, 0.001)]
+    log = written(tmp_path / "train.log", "n=5 x loss=2.5\nnoise\nn=6 loss=1e-3\n")
+    assert pairs(log, patterns=[r"n=(?P<step>\d+) .*loss=(?P<loss>{number})"]) == [(5, 2.5), (6, 0.001)]
     with pytest.raises(UsageError, match="names no value"):
-        read(log, [r"it=(?P<step>\d+)"])
+        read(log, [r"n=(?P<step>\d+)"])
     with pytest.raises(UsageError, match="no regular expression"):
         read(log, ["(?P<loss>"])
     with pytest.raises(TrueupError, match=r"No line of the log is known.\n  where: .*, 3 lines"):

@@ -7,6 +7,7 @@ what is no matter of chance: curves that are the same number at each step, and a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -153,8 +154,9 @@ def judge(
         sides.append([chosen(run, name or None) for run in runs])
     if shift:
         sides[1] = [(name, Series(one.steps - shift, one.values, one.again)) for name, one in sides[1]]
-    notes = [f"{run.name}: {note}" for run in (*baseline, *candidate) for note in run.notes]
-    notes += _written_again([*baseline, *candidate], [one for _, one in (*sides[0], *sides[1])])
+    told = [(run.name, note) for run in (*baseline, *candidate) for note in run.notes]
+    told += _written_again([*baseline, *candidate], [one for _, one in (*sides[0], *sides[1])])
+    notes = _joined(told)
     names = _names(sides, notes)
     off = _counted_from(*([one for _, one in side] for side in sides))
     steps = _common(sides, notes, off)
@@ -199,11 +201,18 @@ def _sentence(word: Word, lines: Sequence[str]) -> str:
     return "\n".join([head + lines[0], *(" " * len(head) + line for line in lines[1:])])
 
 
-def _written_again(runs: Sequence[Run], held: Sequence[Series]) -> list[str]:
-    return [
-        f"{run.name}: {counted(one.again, 'number')} of steps that were written again, as after a restart: the last ones count"
-        for run, one in zip(runs, held, strict=True) if one.again
-    ]  # fmt: skip
+def _written_again(runs: Sequence[Run], held: Sequence[Series]) -> list[tuple[str, str]]:
+    again = "of steps that were written again, after a restart or by several ranks: the last ones count"
+    return [(run.name, f"{counted(one.again, 'number')} {again}") for run, one in zip(runs, held, strict=True) if one.again]
+
+
+def _joined(told: Sequence[tuple[str, str]]) -> list[str]:
+    """Say what holds of several runs once: their notes differ in numbers alone."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, note in dict.fromkeys(told):
+        alike.setdefault(re.sub(r"\d[\d.,]*", "#", note), []).append((name, note))
+    others = [f" and {counted(len(held) - 1, 'more run')}" if len(held) > 1 else "" for held in alike.values()]
+    return [f"{held[0][0]}{more}: {held[0][1]}" for held, more in zip(alike.values(), others, strict=True)]
 
 
 def _names(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str]) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from trueup.foundation.store.series import SeriesReader
 
 LOSSES = (
     "loss", "train_loss", "training_loss", "loss_train", "lm_loss", "loss_metrics_global_avg_loss", "train_loss_step", "total_loss",
-    "loss_total", "train_total_loss", "train_lm_loss", "lm_loss_training", "celoss",
+    "loss_total", "train_total_loss", "train_lm_loss", "lm_loss_training", "celoss", "reduced_train_loss", "train_ce_loss",
+    "train_crossentropyloss", "training_loss_epoch", "xent",
 )  # fmt: skip
 """Names of a training's loss, as `plain` writes them, the likeliest first."""
 SEED = re.compile(r"(?:^|[^a-zA-Z])(?:seed|sd)[-_=]?(\d{1,10})(?![\d.]*\d)|(?:^|[-_/.])s(\d{1,6})(?=[-_/.]|$)", re.IGNORECASE)
@@ -72,6 +73,8 @@ def chosen(run: Run, wanted: str | None) -> tuple[str, Series]:
     if wanted is None:
         by_plain = {plain(name): name for name in reversed(list(run.series))}
         name = next((by_plain[known] for known in LOSSES if known in by_plain), None)
+        losses = [name for name in run.series if "loss" in plain(name).split("_")]
+        name = name or (losses[0] if len(losses) == 1 else None)
         if name is not None:
             return name, run.series[name]
         raise _no_series(run, "a loss, by one of its usual names", "name the series: --series NAME")

@@ -31,8 +31,8 @@ from trueup.foundation.store.layout import MANIFEST
 LARGEST = 1 << 28  # bytes of a JSON document, which is read whole
 MOST_FILES = 4096  # series of an MLflow run
 STEPS = (
-    "step", "global_step", "_step", "iteration", "iter", "steps", "trainer_global_step", "current_iteration", "curr_iter", "batch",
-    "epoch",
+    "step", "global_step", "_step", "iteration", "iter", "steps", "trainer_global_step", "current_iteration", "curr_iter",
+    "current_steps", "num_updates", "batch", "epoch",
 )  # fmt: skip
 """Names of a step, as `plain` writes them, the likeliest first."""
 NAMED = ("name", "run", "run_name", "run_id")
@@ -67,6 +67,8 @@ def _file(file: Path, own: Sequence[lines.Row]) -> list[Run]:
         return [_rows(_json_lines(file), file)]
     if not own and suffix == ".json":
         return [_json(file)]
+    if not own and _is_rows(file):
+        return [_rows(_json_lines(file), file)]
     found, remarks = lines.numbers(lines.of_file(file), own, file)
     return [_run(file, found, remarks)]
 
@@ -207,6 +209,16 @@ def _json_lines(file: Path) -> Iterator[Mapping[str, Any]]:
                 continue
             if isinstance(row, dict):
                 yield row
+
+
+def _is_rows(file: Path) -> bool:
+    """Tell whether a file begins with a line that is JSON, whatever its name says: log.txt of DeiT and MAE."""
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        first = opened.readline(1 << 20)
+    try:
+        return first.startswith("{") and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _json(file: Path) -> Run:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONGEST = 8192  # characters of a line that are looked at
 MOST = 20_000_000  # numbers that are kept of a file
 PLACES = ("step", "epoch", "inner", "each", "name", "value")
+STEPS = ("step", "steps", "global_step", "global step", "iter", "iteration", "eta", "num_updates")  # are no series
 
 Numbers = dict[str, list[tuple[int, float]]]
 
@@ -31,11 +31,13 @@ class Row(toml.Table):
     mark: str = ""
     pair: str = ""
     prefix: str = ""  # before each name
+    heading: str = ""  # a line that gives the step of those below it
     first: int = 1  # number of the first epoch
     counted: bool = False  # its step is no step: lines are counted
+    general: bool = False  # of no trainer: for logs in which no other row knows a line
 
     def __post_init__(self) -> None:
-        for text in filter(None, (self.line, self.pair)):
+        for text in filter(None, (self.line, self.pair, self.heading)):
             try:
                 re.compile(text.replace("{number}", NUMBER))
             except re.error as error:
@@ -47,46 +49,68 @@ class _Reader:
     row: Row
     line: re.Pattern[str]
     pair: re.Pattern[str] | None
+    heading: re.Pattern[str] | None
     seen: int = 0
-    steps: Counter[str] = field(default_factory=Counter)
+    example: str = ""  # the first line
+    last: tuple[int, int] = (0, -1)  # epoch and step of the last line
+    before: int = 0  # steps of the epochs before, where each begins anew
+    headed: int | None = None  # step of the heading above
 
     @classmethod
     def of(cls, row: Row) -> _Reader:
-        number = f"(?:{NUMBER})"
-        pair = re.compile(row.pair.replace("{number}", number)) if row.pair else None
-        return cls(row, re.compile(row.line.replace("{number}", number)), pair)
+        line, pair, heading = (re.compile(one.replace("{number}", f"(?:{NUMBER})")) for one in (row.line, row.pair, row.heading))
+        return cls(row, line, pair if row.pair else None, heading if row.heading else None)
 
     def take(self, text: str, into: Numbers) -> bool:
         """Add the numbers of a line, if it is one of this kind."""
-        if self.row.mark not in text:
+        if self.heading is not None and (heading := self.heading.search(text)):
+            self.headed = _whole(heading["step"])
+            return False
+        if self.row.mark not in text or (self.heading is not None and self.headed is None):
             return False
         found = self.line.search(text)
         if found is None:
             return False
         groups = found.groupdict()
-        pairs = self.pair.finditer(text) if self.pair is not None else ()
-        values = {match["name"]: match["value"] for match in pairs} or {
-            name: value for name, value in groups.items() if name not in PLACES and value is not None
-        }
-        values = {name: value for name, value in values.items() if name not in ("step", "steps", "global_step", "eta")}
+        if self.row.general:
+            if "loss" not in text.lower():
+                return False
+            values = self._pairs(text, found.end()) or self._pairs(text, 0)
+        else:
+            values = self._pairs(text, 0) or {name: one for name, one in groups.items() if name not in PLACES and one is not None}
         if not values:
             return False
+        step = self._step(groups) if self.heading is None else self.headed
         self.seen += 1
-        step = self._step(groups)
+        self.example = self.example or text.strip()
         for name, value in values.items():
             held = into.setdefault(f"{self.row.prefix}{name.strip()}", [])
             held.append((len(held) + 1 if step is None else step, float(value.replace(",", ""))))
         return True
 
+    def _pairs(self, text: str, start: int) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for match in self.pair.finditer(text, start) if self.pair is not None else ():
+            if match["name"].lower() not in STEPS and not (self.row.general and match["name"] in found):  # an average may follow
+                found[match["name"]] = match["value"]
+        return {} if self.row.general and not any("loss" in name.lower() for name in found) else found
+
     def _step(self, groups: dict[str, str | None]) -> int | None:
         if self.row.counted:
             return None
-        if groups.get("step") is not None:
-            return int(str(groups["step"]).replace(",", "")[:18])
-        epoch, inner, each = (groups.get(name) for name in ("epoch", "inner", "each"))
-        if epoch is None or inner is None or each is None:
-            return None
-        return (int(epoch[:9]) - self.row.first) * int(each[:9]) + int(inner[:9])
+        epoch, inner, each, step = (_whole(groups.get(name)) for name in ("epoch", "inner", "each", "step"))
+        if step is not None and epoch is not None:  # a step of its epoch, or of all
+            if epoch > self.last[0] and step <= self.last[1]:
+                self.before += self.last[1] + (step == 0)
+            self.last = epoch, step
+            return self.before + step
+        if step is not None or epoch is None or inner is None or each is None:
+            return step
+        return (epoch - self.row.first) * each + inner
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text.replace(",", "")[:15])
 
 
 @cache
@@ -117,27 +141,39 @@ def numbers(lines: Iterable[str], own: Sequence[Row], where: Path) -> tuple[Numb
     """Return the numbers of a log by name, ``(step, value)`` in order of the lines, and remarks. Raises TrueupError if no line is
     known."""
     readers = [_Reader.of(row) for row in (own or _known())]
+    known = [reader for reader in readers if not reader.row.general]
     found: Numbers = {}
+    guessed: list[tuple[_Reader, Numbers]] = [(reader, {}) for reader in readers if reader.row.general]
     total = kept = 0
     for text in lines:
         total += 1
-        kept += any(reader.take(text, found) for reader in readers)
+        kept += any(reader.take(text, found) for reader in known) or any(reader.take(text, own) for reader, own in guessed)
         if kept * 8 > MOST:
             raise TrueupError(f"{where} is too long.\n  expected: at most {MOST:,} numbers\n  next:     give a part of it")
+    by = [reader for reader in known if reader.seen]
+    if not found and guessed:
+        reader, found = max(guessed, key=lambda one: one[0].seen)
+        by = [reader]
     if not found:
-        known = "" if own else f"; {', '.join(row.name for row in _known())}"
+        named = "" if own else f"; {', '.join(row.name for row in _known())}"
         raise TrueupError(
             f"No line of the log is known.\n  where:    {where}, {counted(total, 'line')}\n"
-            f"  expected: {'lines that match --pattern' if own else 'lines of a trainer'}{known}\n"
+            f"  expected: {'lines that match --pattern' if own else 'lines of a trainer'}{named}\n"
             r"  next:     say how a line looks: --pattern 'it=(?P<step>\d+) .*loss=(?P<loss>{number})'"
         )
-    by = [reader for reader in readers if reader.seen]
     remarks = [f"read as lines of {reader.row.name}; lines are counted, for they have no step" for reader in by if _counts(reader)]
+    for reader in by:
+        if reader.row.general:
+            as_this = reader.example[:100].replace("\t", " ")
+            read = f"{counted(reader.seen, 'line')} with {reader.row.name} and a loss"
+            remarks.append(f"a log of no known trainer; read as it looks, from {read}, such as: {as_this}")
+        if reader.before:
+            remarks.append("steps begin anew in each epoch: they are counted on")
     return found, remarks
 
 
 def _counts(reader: _Reader) -> bool:
-    return reader.row.counted or not {"step", "inner"} & set(reader.line.groupindex)
+    return reader.row.counted or not (reader.row.heading or {"step", "inner"} & set(reader.line.groupindex))
 
 
 def of_file(file: Path) -> Iterator[str]:
