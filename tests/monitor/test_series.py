@@ -89,6 +89,19 @@ def test_aligned(tmp_path: Path) -> None:
     assert other_seed.verdict == "aligned"  # as noisy as itself, which is all that one run tells
 
 
+def test_what_was_clipped_now_and_then_has_the_noise_of_those_steps(tmp_path: Path) -> None:
+    def clipped(seed: int, by: float = 1.0) -> np.ndarray:
+        values = np.minimum(1.0, by * (1.3 + 0.3 * np.random.default_rng(seed).standard_normal((60, 1))))
+        return np.concatenate([values, np.where(np.arange(60) < 30, 1e-3, 1e-4 * by)[:, None]], axis=1)
+
+    names = ("clip_ratio", "lr/0")
+    base = write(tmp_path / "a", clipped(0), names=names)
+    assert (clipped(0)[:, 0] == 1).mean() > 0.7
+    assert compare_series(base, write(tmp_path / "b", clipped(1), names=names)).verdict == "aligned"
+    left = compare_series(base, write(tmp_path / "c", clipped(1, 0.5), names=names)).left
+    assert [(one.series, one.beyond) for one in left] == [("lr/0", 30)]  # which is set: its noise is none
+
+
 def test_the_first_series_that_leaves_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, worse = write(tmp_path / "a", healthy()), healthy()
     worse[100:, 2] *= 3

@@ -221,6 +221,48 @@ def test_moments_output_gradients_and_collectives_are_those_of_their_definitions
     assert not hasattr(torch.distributed.all_reduce, "func")  # the original is back
 
 
+class Checkpointed(torch.nn.Module):
+    """Keywords in, a reentrant checkpoint around a layer: as a model of transformers runs."""
+
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.emb, self.norm, self.fc = torch.nn.Embedding(WORDS, SIZE), torch.nn.LayerNorm(SIZE), torch.nn.Linear(SIZE, SIZE)
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, self.fc(self.norm(x)), x)
+
+    def forward(self, *, words: torch.Tensor) -> torch.Tensor:
+        x = self.emb(words)
+        return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=True) if self.checkpoints else self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_changes_no_series(tmp_path: Path) -> None:
+    found = []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        model = Checkpointed(checkpoints)
+        norms = [p for name, p in model.named_parameters() if "norm" in name]
+        rest = [p for name, p in model.named_parameters() if "norm" not in name]
+        optimizer = torch.optim.SGD([{"params": rest}, {"params": norms}], 0.1, momentum=0.9)
+        with trueup.monitor(optimizer=optimizer, directory=tmp_path / f"{checkpoints}", every=1, alerts=False):
+            for _ in range(2):
+                words = torch.arange(2 * 3 * 5).reshape(6, 5) % WORDS
+                model(words=words).square().sum().backward()
+                with torch.no_grad():
+                    model(words=words * 0)  # an evaluation
+                optimizer.step()
+                optimizer.zero_grad()
+        read = SeriesReader(tmp_path / f"{checkpoints}")
+        found.append({name: read.column(0, name).tolist() for name in read.names(0)})
+    np.testing.assert_equal(found[1], found[0])
+    assert found[0]["tokens"] == [30, 30]  # of the first call, too, which brings its words as a keyword
+    assert {"activation_rms/fc", "activation_rms/norm"} <= set(found[0])
+    layers = [name for name in found[0] if name.startswith("gradient_norm/")]
+    assert layers == ["gradient_norm/emb", "gradient_norm/norm", "gradient_norm/fc"]  # in the model's order, not in that of groups
+
+
 def test_a_skipped_step_is_a_step(tmp_path: Path) -> None:
     run = train(tmp_path / "m", scaled=True, spoil=2)
     read = SeriesReader(tmp_path / "m")

@@ -160,9 +160,10 @@ def _apart(rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64
     exact = int(steps[unequal[0]])
     if name.startswith("digest/"):  # other bits: nothing of a size
         return Left(rank, name, exact, None, float(b[unequal[0]]), float(c[unequal[0]]), math.nan)
-    logarithmic = kind_of(name).scale == "log" and bool((b > 0).all() and (c > 0).all())
+    kind = kind_of(name)
+    logarithmic = kind.scale == "log" and bool((b > 0).all() and (c > 0).all())
     one, other = (np.log(b), np.log(c)) if logarithmic else (b, c)
-    noise = np.maximum(_noise(one), _noise(other)) * OWN_NOISE * math.sqrt(2)
+    noise = np.maximum(_noise(one, kind.settled), _noise(other, kind.settled)) * OWN_NOISE * math.sqrt(2)
     away = np.nan_to_num((other - one) / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
@@ -171,14 +172,17 @@ def _apart(rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64
     return Left(rank, name, exact, int(steps[place]), float(b[place]), float(c[place]), float(abs(away[place]) * OWN_NOISE))
 
 
-def _noise(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the step-to-step noise around each step: of blocks, the largest of three neighbours; Inf where there are too few."""
+def _noise(values: NDArray[np.float64], settled: bool) -> NDArray[np.float64]:
+    """Return the step-to-step noise around each step: of blocks, the largest of three neighbours; Inf where there are too few. What
+    is measured and stands still in most steps, as a ratio that is 1 where nothing was clipped, has the noise of the others."""
     if len(values) < FEWEST:
         return np.full(len(values), math.inf)
     finite = np.where(np.isfinite(values), values, np.nan)
     changes = np.abs(np.diff(finite))
     size = min(WINDOW, len(changes))
     blocks = [changes[at : at + size] for at in range(0, len(changes) - size + 1, size)]
+    if not settled:
+        blocks = [np.where(block > 0, block, np.nan) if (block > 0).any() else block for block in blocks]
     held = np.array([NORMAL * np.nanmedian(block) / math.sqrt(2) if np.isfinite(block).any() else math.inf for block in blocks])
     wide = np.maximum(held, np.maximum(np.r_[held[:1], held[:-1]], np.r_[held[1:], held[-1:]]))
     floor = EXACT * float(np.nanmax(np.abs(finite), initial=1e-300))

@@ -19,6 +19,7 @@ class Kind(toml.Table):
     alerts: tuple[Rule, ...] = ()
     scale: Literal["log", "linear"] = "log"
     moved: float = 3.0
+    settled: bool = False
     ranks: Literal["mean", "largest", "sum", "none"] = "mean"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -244,7 +244,7 @@ class StepProbe(ABC):
         if key not in self._plans:
             if len(self._plans) > PLANS:
                 self._plans.clear()
-            self._plans[key] = Plan([self.named(k, one) for k, one in enumerate(every) if mask[k]])
+            self._plans[key] = Plan([self.named(k, one) for k, one in enumerate(every) if mask[k]], self._names.values())
         if 0 in mask:
             every, gradients = ([one for one, there in zip(held, mask, strict=True) if there] for held in (every, gradients))
         return Stepped(self._plans[key], every, gradients)
@@ -387,8 +387,8 @@ class Stepped(NamedTuple):
 class Plan:
     """Names of series for one set of parameters with gradients."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._layers, self._places = by_layer(names)
+    def __init__(self, names: Sequence[str], known: Iterable[str]) -> None:
+        self._layers, self._places = by_layer(names, known)
         self._labels = {
             kind: labels(kind, self._layers)
             for kind in (

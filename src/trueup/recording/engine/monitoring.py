@@ -8,7 +8,7 @@ probe is refused by name (`Adapter.lacks`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,12 +84,15 @@ class Probe(Protocol):
         """Describe the process for its rank's manifest."""
 
 
-def by_layer(names: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the layers that parameters belong to, by first appearance (``encoder.0.weight`` is of ``encoder.0``), and for each
-    parameter the number of its layer."""
-    layers: dict[str, int] = {}
-    places = [layers.setdefault(name.rpartition(".")[0] or name, len(layers)) for name in names]
-    return list(layers), np.array(places, np.intp)
+def by_layer(names: Sequence[str], known: Iterable[str] = ()) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the layers that parameters belong to (``encoder.0.weight`` is of ``encoder.0``), and for each parameter the number of
+    its layer. They come in the order of ``known``, the names of a model, else of ``names``: an optimizer has groups."""
+    of = [name.rpartition(".")[0] or name for name in names]
+    there = set(of)
+    forward = (name.rpartition(".")[0] or name for name in known)
+    layers = dict.fromkeys((*(one for one in forward if one in there), *of))
+    places = {layer: place for place, layer in enumerate(layers)}
+    return list(layers), np.array([places[layer] for layer in of], np.intp)
 
 
 def joined(norms: NDArray[np.float64], places: NDArray[np.intp], count: int) -> NDArray[np.float64]:

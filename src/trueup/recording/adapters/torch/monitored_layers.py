@@ -25,6 +25,7 @@ from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 HALVES = (torch.float16, torch.bfloat16)
 CALLERS = 12  # frames in which the module that calls attention is looked for
+DEPTH = 64  # frames in which a checkpoint is looked for
 
 
 class TorchLayers(Layers):
@@ -33,6 +34,7 @@ class TorchLayers(Layers):
     def __init__(self, probe: Any) -> None:
         super().__init__(probe)
         self._hooks: list[Any] = []
+        self.trains = True  # the model's present or last forward makes gradients
 
     def replacements(self) -> list[Replacement]:
         """Return the functions that attention goes through."""
@@ -57,9 +59,7 @@ class TorchLayers(Layers):
 
     # ---------------------------------------------------------------- outputs
     def _ran(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._probe.sampled or not torch.is_grad_enabled():
-            return
-        if torch._C._current_graph_task_id() == -1:  # a checkpoint is computed again in the backward
+        if not torch.compiler.is_compiling() and self._reads():
             scope = self.scopes.get(id(module), "")
             self._probe.guarded("a module's output", self._take, scope, module, output)
             if self.wants("inputs"):
@@ -107,7 +107,9 @@ class TorchLayers(Layers):
         return original(query, key, *rest, **kwargs)
 
     def _reads(self) -> bool:
-        return bool(self._probe.sampled) and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        if not self._probe.sampled or torch._C._current_graph_task_id() != -1:  # a checkpoint is computed again in the backward
+            return False
+        return torch.is_grad_enabled() or (self.trains and _checkpointed())
 
     def _logits(self, query: torch.Tensor, key: torch.Tensor, *rest: Any) -> None:
         options = dict(rest[-1]) if rest and isinstance(rest[-1], dict) else {}
@@ -156,6 +158,18 @@ class TorchLayers(Layers):
                 return self.scopes[id(own)]
             frame = frame.f_back
         return ""
+
+
+def _checkpointed() -> bool:
+    """Tell whether a reentrant checkpoint runs now, which computes without gradients first: PyTorch's, DeepSpeed's, Megatron's."""
+    frame: Any = sys._getframe(2)
+    for _ in range(DEPTH):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "forward" and "run_function" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+            return True
+        frame = frame.f_back
+    return False
 
 
 SENT = {

@@ -11,6 +11,7 @@ Modules that torch.compile compiled are not read inside: a hook there would chan
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -226,7 +227,7 @@ class TorchProbe(StepProbe):
         if torch.compiler.is_compiling() or id(module) in self._layers.scopes or next(module.parameters(), None) is None:
             return
         self.guarded("a module", self._adopt, module)
-        self._given(module, args, {})  # its own hook runs from the next call on
+        self._given(module, args, sys._getframe(1).f_locals.get("kwargs", {}))  # its own hook runs from the next call on
 
     def _adopt(self, model: torch.nn.Module) -> None:
         many = f"{len(self._models)}." if self._models else ""  # the second of two models: a discriminator
@@ -241,8 +242,11 @@ class TorchProbe(StepProbe):
         self._hooks.append(model.register_forward_pre_hook(self._given, with_kwargs=True))
 
     def _given(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled():
-            return  # what is compiled, a checkpoint that is computed again, an evaluation
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return  # what is compiled, a checkpoint that is computed again
+        self._layers.trains = torch.is_grad_enabled()
+        if not self._layers.trains:
+            return
         self.guarded("a step's beginning", self._listener.begins, model)
         if self._listener.paused:
             return
