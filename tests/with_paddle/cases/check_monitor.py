@@ -19,7 +19,7 @@ from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader
 
-ALSO = ("moments", "spectrum", "output-gradients", "modules", "extremes", "updates")
+ALSO = ("moments", "spectrum", "output-gradients", "modules", "extremes", "updates", "inputs", "micro-batches")
 
 
 def train(directory: Path | None, steps: int = 4) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
@@ -66,7 +66,8 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     with trueup.monitor(model, None, tmp_path / "m", every=1, alerts=False, also=ALSO):
         for step in range(3):
             before = layer.weight.numpy()
-            out = model(paddle.randn([5, 4]) * (9.0 if step == 2 else 1.0))
+            x = paddle.randn([5, 4]) * (9.0 if step == 2 else 1.0)
+            out = model(x)
             loss = out.sum()
             out.register_hook(seen.append)
             loss.backward()
@@ -81,6 +82,9 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     assert last["lr/0"] == pytest.approx(0.1)
     assert last["gradient_norm/0"] == pytest.approx(norm(gradient), rel=1e-5)
     assert last["update_ratio/0"] == pytest.approx(norm(weight - before) / norm(weight), rel=1e-5)
+    assert last["accumulated_gradient_norm/0"] == pytest.approx(norm(gradient), rel=1e-5)
+    assert last["input_rms/0"] == pytest.approx(norm(x.numpy()) / np.sqrt(20), rel=1e-5)
+    assert [last["input_min/0"], last["input_max/0"]] == [x.numpy().min(), x.numpy().max()]
     assert last["momentum_norm/0"] == pytest.approx(norm(velocity), rel=1e-5)
     cosine = (gradient * held[0]).sum() / norm(gradient) / norm(held[0])
     assert last["gradient_momentum_cosine/0"] == pytest.approx(cosine, abs=1e-5)

@@ -40,7 +40,7 @@ def fit(directory: Path | None) -> tuple[list[float], list[np.ndarray[Any, Any]]
     made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = np.random.default_rng(0).integers(0, WORDS, (8, 8)).astype("int32")
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    also = ("moments", "modules", "extremes", "updates")
+    also = ("moments", "modules", "extremes", "updates", "inputs")
     monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False, also=also)
     made.fit(x, x, batch_size=2, verbose=0, shuffle=False, callbacks=[told])
     if monitor is not None:
@@ -62,7 +62,7 @@ def test_the_training_is_bitwise_the_same(tmp_path: Path) -> None:
     assert read.column(0, "tokens").tolist() == [16] * 4
     names = set(read.names(0))
     assert all(kind_of(name) is not OTHER for name in names)
-    assert {"attention_largest_weight/attn", "router_token_entropy/router", "activation_kurtosis/head"} <= names
+    assert {"attention_largest_weight/attn", "router_token_entropy/router", "activation_kurtosis/head", "input_rms/head"} <= names
     assert json.loads((tmp_path / "m/rank-00000/modules.json").read_text())["head"]["class"] == "linear"
     assert {"attention_entropy/attn", "attention_largest_logit/attn", "router_load/router", "activation_saturated/act"} <= names
     assert {f"{kind}/head" for kind in ("update_ratio", "variance_norm", "gradient_momentum_cosine")} <= names
@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
 
         run = tf.function(step) if function else step
         with contextlib.nullcontext() if directory is None else trueup.monitor(
-            whole, None, directory, every=1, alerts=False, also=("moments", "spectrum")
+            whole, None, directory, every=1, alerts=False, also=("moments", "spectrum", "inputs")
         ):
             for k in range(3):
                 before, held = layer.kernel.numpy(), optimizer.momentums[0].numpy()
@@ -107,6 +107,9 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
     assert read.steps(0).tolist() == [0, 1, 2]
     assert last["loss"] == pytest.approx(out.sum(), rel=1e-6)
     assert last["lr/0"] == pytest.approx(0.1)
+    given = tf.random.stateless_normal([5, 4], (2, 1)).numpy()
+    assert last["input_rms/first"] == pytest.approx(norm(given) / np.sqrt(20), rel=1e-5)
+    assert [last["input_min/first"], last["input_max/first"]] == [given.min(), given.max()]
     assert last["gradient_norm_before_clip"] == pytest.approx(norm(gradient), rel=1e-5)
     assert last["gradient_norm/first"] == pytest.approx(0.5, rel=1e-5)
     assert last["clip_ratio"] == pytest.approx(0.5 / norm(gradient), rel=1e-5)

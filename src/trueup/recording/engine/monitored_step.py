@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.recording.engine.monitoring import FRAMEWORKS, Block, Listener, Names, Wanted, by_layer, callers, joined
+from trueup.recording.engine.monitoring import PLANS, Block, Listener, Names, Wanted, by_layer, callers, joined, labels, same
 
 Floats = NDArray[np.float64]
 Made = Callable[[Floats], Sequence[Block]]
@@ -32,7 +32,6 @@ BOUNDED = {
 }  # fmt: skip
 """Activations with two flat ends, and beyond what they count as saturated (after PyTorch's initial checks of `dead` units)."""
 QUERIES = 64  # of the first sample, evenly spaced, whose logits are computed again
-PLANS = 256  # sets of parameters with gradients that are remembered
 ITERATIONS = 8  # of the power iteration: the largest singular value within 1 % but where two are nearly as large
 EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of a histogram of updates, relative to the weights
 GOLDEN = 1.618  # angle between the elements of the vector that it begins with, which is orthogonal to no likely one
@@ -44,23 +43,6 @@ SCALE: Names = ("loss_scale",)
 COUNTS: Names = ("backward_passes", "tokens", "samples")
 CLIP: Names = ("gradient_norm_before_clip", "clip_ratio")
 TOTAL: Names = ("gradient_norm",)
-_label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
-_same_cache: dict[Names, Names] = {}
-
-
-def _same(names: Names) -> Names:
-    """Return the same object for the same names."""
-    if len(_same_cache) > PLANS:
-        _same_cache.clear()
-    return _same_cache.setdefault(names, names)
-
-
-def labels(kind: str, scopes: Sequence[str]) -> Names:
-    """Return the names of a kind's series, the same object for the same scopes."""
-    key = kind, tuple(scopes)
-    if key not in _label_cache:
-        _label_cache[key] = tuple(f"{kind}/{scope}" if scope else kind for scope in scopes)
-    return _label_cache[key]
 
 
 def clip_blocks(most: float | None, got: Floats) -> Sequence[Block]:
@@ -203,6 +185,13 @@ class StepProbe(ABC):
         """Whether the present step has everything."""
         return not self._listener.paused and self._listener.step % self._wanted.every == 0
 
+    def passed(self, gradients: Sequence[Any]) -> None:
+        """Take the norm of the gradients that the backward passes of the step have made so far; None: none yet."""
+        names = labels("accumulated_gradient_norm", [str(int(self._counted[0]) - 1)])
+        held = [one for one in gradients if one is not None]
+        if held:
+            self.add(self.kernels.norms(held), lambda got: [(names, np.sqrt(np.sum(got * got, keepdims=True)))])
+
     def lost(self, loss: Any) -> None:
         """Take a loss, a number on its device that the training does not change."""
         self._loss = loss if self._loss is None else self._loss + loss
@@ -280,7 +269,7 @@ class StepProbe(ABC):
         def made(got: Floats) -> Sequence[Block]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 ranks = np.square(got / np.concatenate([[1.0], got[:-1]]))
-            return [(_same(held), np.where(whole, got, ranks))]
+            return [(same(held), np.where(whole, got, ranks))]
 
         if found:
             self.add(found, made)
@@ -448,7 +437,7 @@ class Plan:
 
     def histogram(self, probe: StepProbe, parameters: Sequence[Any], copies: Sequence[Any]) -> None:
         """Take which share of each layer's elements moved by at most so much of what they were."""
-        names = _same(tuple(f"update_within_{edge:.0e}/{layer}" for edge in EDGES for layer in self._layers))
+        names = same(tuple(f"update_within_{edge:.0e}/{layer}" for edge in EDGES for layer in self._layers))
         sizes = self._sums(np.array([float(probe.kernels.size(one)) for one in parameters]))
 
         def made(got: Floats) -> Sequence[Block]:
@@ -501,7 +490,7 @@ class Layers:
         self._outputs: dict[str, tuple[Sequence[Any], float | None, int]] = {}  # numbers, size, and how many there are
         self._attention: dict[str, Sequence[Any]] = {}
         self._routers: dict[str, tuple[Sequence[Any], int]] = {}
-        self._moments: dict[str, Sequence[Any]] = {}
+        self._several: dict[Names, Numbers] = {}
         self._carried: dict[str, tuple[int, list[Any], int]] = {}  # by collective its calls, norms of what goes in, elements
         self._more: dict[str, tuple[Sequence[Any], float]] = {}  # by name of a series a number, and what it is divided by
         self.seen: dict[str, dict[str, Any]] = {}
@@ -517,20 +506,23 @@ class Layers:
         numbers = self._probe.sample(lambda: kernels.spread(output, ends))
         self._outputs[scope] = numbers, size, 4 + (ends is not None or half)
         if self.wants("moments"):
-            self._moments[scope] = self._probe.sample(lambda: kernels.moments(output))
+            names = tuple(f"activation_{kind}/{scope}" for kind in ("mean", "kurtosis", "not_finite"))
+            self._several[names] = self._probe.sample(lambda: kernels.moments(output))
         if self.wants("modules") and scope not in self.seen:
             shape = [None if one is None else int(one) for one in output.shape]
-            said = {"class": kind, "output": shape, "dtype": str(output.dtype).rpartition(".")[2], "called by": callers(FRAMEWORKS)}
+            said = {"class": kind, "output": shape, "dtype": str(output.dtype).rpartition(".")[2], "called by": callers()}
             self.seen[scope] = said
         if scope.rpartition(".")[2] in ROUTERS and 2 <= experts <= MOST_EXPERTS:
             self._routers[scope] = self._probe.sample(lambda: kernels.routes(output)), experts
 
-    def given(self, scope: str, tensor: Any, size: float) -> None:
-        """Take the first tensor that a module is given, of so many elements."""
-        norm, low, high, *_ = self._probe.kernels.spread(tensor, None)
-        self._more[f"input_rms/{scope}"] = [norm], math.sqrt(size)
-        self._more[f"input_min/{scope}"] = [low], 1.0
-        self._more[f"input_max/{scope}"] = [high], 1.0
+    def given(self, scope: str, tensor: Any, size: float | None) -> None:
+        """Take the first tensor that a module is given, of so many elements; None as of `took`."""
+
+        def compute() -> Numbers:
+            norm, low, high, *more = self._probe.kernels.spread(tensor, None)
+            return [norm / (size if size is not None else more[-1]) ** 0.5, low, high]
+
+        self._several[tuple(f"input_{kind}/{scope}" for kind in ("rms", "min", "max"))] = self._probe.sample(compute)
 
     def gradient(self, scope: str, gradient: Any, size: float) -> None:
         """Take the gradient of a module's output, of so many elements."""
@@ -549,12 +541,12 @@ class Layers:
 
     def finish(self) -> None:
         """Hand over what was taken in the step; each closure below has labels of its own."""
-        outputs, attention, routers, moments, more = self._outputs, self._attention, self._routers, self._moments, self._more
-        self._outputs, self._attention, self._routers, self._moments, self._more = {}, {}, {}, {}, {}
+        outputs, attention, routers, several, more = self._outputs, self._attention, self._routers, self._several, self._more
+        self._outputs, self._attention, self._routers, self._several, self._more = {}, {}, {}, {}, {}
         order = {scope: place for place, scope in enumerate(self.scopes.values())}
         if outputs:
             scopes = sorted(outputs, key=order.__getitem__)
-            names = _same(tuple(f"{kind}/{s}" for s in scopes for kind in _KINDS[: outputs[s][2] - 1]))
+            names = same(tuple(f"{kind}/{s}" for s in scopes for kind in _KINDS[: outputs[s][2] - 1]))
             numbers = [one for scope in scopes for one in outputs[scope][0]]
             taken = [outputs[scope][1:] for scope in scopes]
 
@@ -572,23 +564,23 @@ class Layers:
             self._probe.add(numbers, made)
         if attention:
             kinds = ("attention_largest_logit", "attention_entropy", "attention_largest_weight")
-            read = _same(tuple(f"{kind}/{s}" for s in attention for kind in kinds))
+            read = same(tuple(f"{kind}/{s}" for s in attention for kind in kinds))
             self._probe.add([one for held in attention.values() for one in held], lambda got: [(read, got)])
         if routers:
             routed = ("router_load", "router_entropy", "router_largest_logit", "router_token_entropy")
-            named = _same(tuple(f"{kind}/{s}" for s in routers for kind in routed))
+            named = same(tuple(f"{kind}/{s}" for s in routers for kind in routed))
             factors = [(experts, 1 / math.log(experts), 1, 1 / math.log(experts)) for _, experts in routers.values()]
             counts = np.array(factors, np.float64).ravel()
             self._probe.add([one for held, _ in routers.values() for one in held], lambda got: [(named, got * counts)])
-        if moments:
-            of = _same(tuple(f"activation_{kind}/{s}" for s in moments for kind in ("mean", "kurtosis", "not_finite")))
-            self._probe.add([one for held in moments.values() for one in held], lambda got: [(of, got)])
+        if several:
+            of = same(tuple(name for names in several for name in names))
+            self._probe.add([one for held in several.values() for one in held], lambda got: [(of, got)])
         carried, self._carried = self._carried, {}
         for name, (count, norms, elements) in carried.items():
-            of_one = _same(tuple(f"collective_{kind}/{name}" for kind in ("calls", "elements", "norm")))
+            of_one = same(tuple(f"collective_{kind}/{name}" for kind in ("calls", "elements", "norm")))
             self._probe.add(norms, partial(_joined_collective, of_one, count, elements))
         if more:
-            besides = _same(tuple(more))
+            besides = same(tuple(more))
             sizes = np.array([size for _, size in more.values()])
             self._probe.add([one for held, _ in more.values() for one in held], lambda got: [(besides, got / sizes)])
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 FRAMEWORKS = ("/torch/", "/paddle/", "/tensorflow/", "/keras/")  # whose frames say nothing of who calls a module
 FRAMES = 8  # of a stack
+PLANS = 256  # sets of parameters with gradients, and of names, that are remembered
 Names = tuple[str, ...]  # the same object in each step, by which a writer knows its columns
 Block = tuple[Names, NDArray[np.float64]]
 
@@ -84,6 +85,25 @@ class Probe(Protocol):
         """Describe the process for its rank's manifest."""
 
 
+_label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
+_same_cache: dict[Names, Names] = {}
+
+
+def same(names: Names) -> Names:
+    """Return the same object for the same names."""
+    if len(_same_cache) > PLANS:
+        _same_cache.clear()
+    return _same_cache.setdefault(names, names)
+
+
+def labels(kind: str, scopes: Sequence[str]) -> Names:
+    """Return the names of a kind's series, the same object for the same scopes."""
+    key = kind, tuple(scopes)
+    if key not in _label_cache:
+        _label_cache[key] = tuple(f"{kind}/{scope}" if scope else kind for scope in scopes)
+    return _label_cache[key]
+
+
 def by_layer(names: Sequence[str], known: Iterable[str] = ()) -> tuple[list[str], NDArray[np.intp]]:
     """Return the layers that parameters belong to (``encoder.0.weight`` is of ``encoder.0``), and for each parameter the number of
     its layer. They come in the order of ``known``, the names of a model, else of ``names``: an optimizer has groups."""
@@ -101,7 +121,7 @@ def joined(norms: NDArray[np.float64], places: NDArray[np.intp], count: int) -> 
     return found
 
 
-def callers(skipped: Sequence[str]) -> list[str]:
+def callers(skipped: Sequence[str] = FRAMEWORKS) -> list[str]:
     """Return the frames of the user's code that runs now, innermost first, without those of frameworks and of Trueup."""
     frame: Any = sys._getframe(1)
     found: list[str] = []

@@ -37,9 +37,8 @@ from trueup.recording.engine.monitored_step import (
     Made,
     Numbers,
     StepProbe,
-    labels,
 )  # fmt: skip
-from trueup.recording.engine.monitoring import Block, Listener, Wanted
+from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 MOMENTUM = ("moment1", "velocity", "moment")  # accumulators of Adam and its kind, of Momentum, of Adamax
@@ -152,7 +151,7 @@ class PaddleLayers(Layers):
         if self.reads():
             self._running.append(self.scopes[id(layer)])
 
-    def _ran(self, layer: paddle.nn.Layer, _: Any, output: Any) -> None:
+    def _ran(self, layer: paddle.nn.Layer, inputs: Any, output: Any) -> None:
         if not self.reads():
             return
         scope = self.scopes[id(layer)]
@@ -160,10 +159,18 @@ class PaddleLayers(Layers):
             pass
         if scope:
             self._probe.guarded("a Layer's output", self._take, scope, layer, output)
+            if self.wants("inputs"):
+                self._probe.guarded("a Layer's input", self._take_input, scope, inputs)
 
     def reads(self) -> bool:
         """Tell whether what runs now is read: not a recomputation, in the backward, nor a program that is built."""
         return self._probe.sampled and not self._probe.backward and paddle.is_grad_enabled() and framework.in_dygraph_mode()
+
+    def _take_input(self, scope: str, inputs: Any) -> None:
+        held = [one for one in (inputs if isinstance(inputs, (tuple, list)) else [inputs]) if holds(one) and one.is_dense()]
+        first = next((one for one in held if dtype_name(one.dtype) in FLOATS and math.prod(one.shape)), None)
+        if first is not None:
+            self.given(scope, first.detach(), float(math.prod(first.shape)))
 
     def _take(self, scope: str, layer: paddle.nn.Layer, output: Any) -> None:
         found = output[0] if isinstance(output, (tuple, list)) and output else output
@@ -366,9 +373,12 @@ class PaddleProbe(StepProbe):
             self.guarded("the loss", self._take_loss, tensors)
         self.backward += 1
         try:
-            return original(tensors, *args, **kwargs)
+            result = original(tensors, *args, **kwargs)
         finally:
             self.backward -= 1
+        if not self.backward and self.sampled and "micro-batches" in self._wanted.also:
+            self.guarded("a backward pass", self.passed, [p.grad for model in self._models for p in model.parameters()])
+        return result
 
     def _take_loss(self, tensors: Any) -> None:
         one = tensors[0] if isinstance(tensors, (tuple, list)) and len(tensors) == 1 else tensors

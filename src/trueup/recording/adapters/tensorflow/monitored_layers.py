@@ -135,6 +135,9 @@ class KerasLayers(Layers):
         ends = activation if kind in ("Dense", "Activation") else kind
         size = float(found.shape.num_elements()) if whole else None
         self.took(scope, ends, found, size, half=found.dtype in HALVES, experts=experts)
+        first = next((one for one in given if isinstance(one, tf.Tensor) and one.dtype.is_floating), None)
+        if first is not None and self.wants("inputs"):
+            self.given(scope, first, float(first.shape.num_elements()) if first.shape.is_fully_defined() else None)
         if kind == "Softmax" and found.shape.rank == 4 and given:
             self._weighed(scope.rpartition(".")[0] or scope, given[0], found)
 
@@ -172,7 +175,8 @@ class KerasLayers(Layers):
 
     def keep(self, graph: Any) -> None:
         """Forget what was taken in other graphs than this one: nothing here can read it."""
-        for held in (self._outputs, self._attention, self._routers, self._moments):
+        every: tuple[dict[Any, Any], ...] = (self._outputs, self._attention, self._routers, self._several)
+        for held in every:
             for scope in [scope for scope, one in held.items() if not _of(one, graph)]:
                 del held[scope]
 

@@ -37,9 +37,8 @@ from trueup.recording.engine.monitored_step import (
     Made,
     Numbers,
     StepProbe,
-    labels,
 )
-from trueup.recording.engine.monitoring import Block, Listener, Wanted
+from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
 from trueup.recording.engine.replacing import Around
 
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
@@ -295,16 +294,9 @@ class TorchProbe(StepProbe):
             self.guarded("the loss", self._take_loss, tensors)
             if "micro-batches" in self._wanted.also and self.sampled:
                 result = original(tensors, *args, **kwargs)
-                self.guarded("a backward pass", self._passed)
+                self.guarded("a backward pass", self.passed, [p.grad for model in self._models for p in model.parameters()])
                 return result
         return original(tensors, *args, **kwargs)
-
-    def _passed(self) -> None:
-        """Take the norm of the gradients that the backward passes of the step have made so far."""
-        names = labels("accumulated_gradient_norm", [str(int(self._counted[0]) - 1)])
-        held = [p.grad for model in self._models for p in model.parameters() if p.grad is not None]
-        if held:
-            self.add(self.kernels.norms(held), lambda got: [(names, np.sqrt(np.sum(got * got, keepdims=True)))])
 
     def _take_loss(self, tensors: Any) -> None:
         one = tensors[0] if isinstance(tensors, (tuple, list)) and len(tensors) == 1 else tensors
