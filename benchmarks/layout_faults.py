@@ -151,6 +151,25 @@ class BiasEachRank(OneLinear):
         layer.gated.down.forward = lambda x: healthy.Summed.apply(F.linear(x, layer.gated.down.weight, layer.gated.down.bias))
 
 
+class SummedAgain(OneLinear):
+    def change(self, layer: Any) -> None:
+        row = layer.gated.down
+        row.forward = lambda x: healthy.Summed.apply(healthy.Summed.apply(F.linear(x, row.weight))) + row.bias
+
+
+class SummedNarrowly(healthy.DataParallel):
+    """Gradients travel in bfloat16, as `bf16_compress_hook` has them, which gloo does not take."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.wrapped.register_comm_hook(None, _compressed)
+
+
+def _compressed(_, bucket):  # type: ignore[no-untyped-def]
+    given = (bucket.buffer() / dist.get_world_size()).bfloat16()
+    return dist.all_reduce(given, async_op=True).get_future().then(lambda done: done.value()[0].float())
+
+
 class SameShard(OneLinear):
     def change(self, layer: Any) -> None:
         with torch.no_grad():
@@ -337,6 +356,8 @@ FAULTS: dict[str, Fault] = {
     "row-not-reduced": Fault(RowNotReduced, "packed", f"{MEGATRON}#7452", ("neither a piece of the whole nor a term",)),
     "column-not-reduced": Fault(ColumnNotReduced, "packed", "NovaSky-AI/SkyRL#1886", ("a reduction is missing in the backward",)),
     "bias-each-rank": Fault(BiasEachRank, "packed", "a row-parallel bias, each rank's", ("the bias of layers.3.gated.down",)),
+    "summed-again": Fault(SummedAgain, "packed", "a row-parallel sum made twice", ("2 times in a step",)),
+    "summed-narrowly": Fault(SummedNarrowly, "dense", "torch: bf16_compress_hook", ("travel in bfloat16",)),
     "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("param.weight of layers.3.gated.down",)),
     "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("param.weight of layers.3.gated.both",)),
     "loss-times-ranks": Fault(LossTimesRanks, "packed", f"{MEGATRON}#906", (TWICE,)),

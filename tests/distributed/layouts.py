@@ -175,8 +175,10 @@ FAULTS = (
 )  # fmt: skip
 
 
-FURTHER = ("pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed", "own-places", "tied-not-reduced")
-PACKED = ("bias-each-rank", "column-not-reduced")
+FURTHER = (
+    "pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed", "own-places", "tied-not-reduced", "summed-narrowly",
+)  # fmt: skip
+PACKED = ("bias-each-rank", "column-not-reduced", "summed-again")
 """Layouts of `benchmarks/parallel_layouts.py` and faults of `benchmarks/layout_faults.py`, of two layers here."""
 
 

@@ -191,7 +191,7 @@ CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candi
         (missing("candidate"), "exists only in the candidate; the baseline has no such call here"),
         (
             culprit(kind="overwritten", slots=(slot("input.0", "deviates", 0.4),)),
-            "input.0 is not what the captured call before had written there",
+            "input.0 is not what the captured call before had written there (rel. L2 2.1e-1), and in the baseline it is: something",
         ),
         (culprit(kind="region"), "a run of calls without counterpart on the other side: inputs agree"),
     ],

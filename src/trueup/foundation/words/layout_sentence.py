@@ -146,6 +146,23 @@ def multiple(ratio: float, size: int, axis: str) -> str:
     return f"off by exactly {shown}, the number of {axis}: {'added up or multiplied' if ratio > 1 else 'divided'} once too often"
 
 
+def travels(dtype: str, ranks: int, where: str, makes: float) -> str:
+    """Say of sums over ranks that their terms travel in a narrower dtype than in the other run, and what that makes."""
+    place = f" in {one_line(where)}" if where else ""
+    return (
+        f"terms of sums over {ranks} ranks travel in {dtype}{place} in the candidate alone, which makes a relative error of about "
+        f"{sci(makes)}: reduce in the dtype of the result, or in {dtype} in both runs"
+    )
+
+
+def added_otherwise(where: str, times: int, kind: str, others: int, usual: int) -> str:
+    """Say of a module that it adds up over its ranks more or less often in a step than others of its class."""
+    return (
+        f"{one_line(where)} adds up over its ranks {counted(times, 'time')} in a step, and {others} other modules of its class "
+        f"({one_line(kind)}) {counted(usual, 'time')} each: a reduction is {'missing' if times < usual else 'made too often'}"
+    )
+
+
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(one_line(name) for name in names[:NAMED])
     return shown if len(names) <= NAMED else f"{counted(len(names), 'tensor')} ({shown}…)"

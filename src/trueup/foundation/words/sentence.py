@@ -457,6 +457,8 @@ def _overwritten(finding: Finding) -> str:
     name = one_line(finding.slots[0].slot) if finding.slots else "an input"
     error = _error(finding, expected=False)
     what = f"{name} is not what the captured call before had written there ({error}), and in the baseline it is"
+    if finding.cause:  # it was found out what did
+        return what
     return f"{what}: something wrote to that memory unseen, or a stale buffer was read"
 
 
