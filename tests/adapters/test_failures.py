@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -142,11 +143,15 @@ def test_capture_can_start_again_after_an_error(path: Path) -> None:
 
 
 def test_one_capture_at_a_time(path: Path) -> None:
+    before = Namespace.__init__
     with trueup.capture(path), pytest.raises(TrueupError, match="is already running in this process"), trueup.capture(path):
         pass
+    assert Namespace.__init__ is before
 
 
 def test_unwritable_directory(path: Path) -> None:
+    before = Namespace.__init__
     path.write_text("a file")
     with pytest.raises(TrueupError, match=r"cannot write the capture .*; choose another directory"), trueup.capture(path):
         pass
+    assert Namespace.__init__ is before

@@ -15,7 +15,7 @@ import trueup
 import zoo
 from adapters.subjects import SUBJECTS, build
 from trueup import simdev
-from trueup.foundation.model import DETAILS, LEVELS
+from trueup.foundation.model import LEVELS
 from trueup.foundation.store import open_capture
 
 STEPS = 3
@@ -68,19 +68,23 @@ def assert_unchanged(name: str, device: str, directory: Path, **options: Any) ->
     assert (capture.rows > 0, capture.problems) == (True, [])
 
 
-@pytest.mark.parametrize("level", [*LEVELS, ALL])
+@pytest.mark.parametrize(("device", "level"), [("cpu", ALL), *(("npu", level) for level in (*LEVELS, ALL))])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_level_changes_nothing(name: str, level: str, device: str, path: Path) -> None:
     assert_unchanged(name, device, path, level=level)
 
 
-@pytest.mark.parametrize("detail", [d for d in DETAILS if d != "stats"])
-@pytest.mark.parametrize("name", SUBJECTS)
+CROSSED = ("in-place", "checkpoint", "tied")
+DETAILED = [(name, *pair) for name in SUBJECTS for pair in (("cpu", "digest"), ("npu", "tensor"))]
+DETAILED += [(name, *pair) for name in CROSSED for pair in (("cpu", "tensor"), ("npu", "digest"))]
+
+
+@pytest.mark.parametrize(("name", "device", "detail"), DETAILED)
 def test_detail_changes_nothing(name: str, detail: str, device: str, path: Path) -> None:
     assert_unchanged(name, device, path, detail=detail)
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize(("name", "device"), [(name, ("cpu", "npu")[k % 2]) for k, name in enumerate(zoo.MODELS)])
 def test_zoo_is_unchanged(name: str, device: str, path: Path) -> None:
     assert_unchanged(name, device, path, steps=[0, 2])
 

@@ -70,8 +70,11 @@ def test_the_garbage_collector_sees_no_rows(path: Path, monkeypatch: pytest.Monk
     assert not gc.is_tracked(statistics)
 
 
-@pytest.mark.parametrize(("level", "detail"), LEVELS)
-@pytest.mark.parametrize("name", SUBJECTS)
+TRAININGS = [(name, *LEVELS[k]) for k in (0, 3) for name in SUBJECTS]
+TRAININGS += [(name, *LEVELS[k]) for k in (1, 2) for name in ("in-place", "checkpoint", "keywords", "custom")]
+
+
+@pytest.mark.parametrize(("name", "level", "detail"), TRAININGS)
 def test_the_rows_of_a_training(name: str, level: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = record(build(name, "cpu").step, tmp_path / "short", level, detail)
     in_python(monkeypatch)

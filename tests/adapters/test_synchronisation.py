@@ -66,8 +66,13 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("level", [*LEVELS, "all"])
-@pytest.mark.parametrize("name", SUBJECTS)
+ALONE = ("in-place", "checkpoint-reentrant", "custom")
+"""In the others a level by itself takes no path that it does not take among all, or here."""
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [*((name, "all") for name in SUBJECTS), *((name, level) for name in ALONE for level in LEVELS)]
+)
 def test_a_step_never_waits(name: str, level: str, path: Path, waits: Waits, flushes: list[int]) -> None:
     training = build(name, "npu")
     training.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def blamed_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("blamed_in_each_step")
-@pytest.mark.parametrize("name", subjects.SUBJECTS)
+@pytest.mark.parametrize(("name", "device"), [(name, ("cpu", "npu")[k % 2]) for k, name in enumerate(subjects.SUBJECTS)])
 def test_hits_change_nothing_and_are_reproduced(name: str, device: str, path: Path) -> None:
     observed, hits = trained(name, device, path)
     assert changed(name, device, observed) == []
@@ -235,7 +236,7 @@ def test_the_run_stops_after_the_hits_that_were_asked_for(path: Path, capsys: py
 
 
 def test_a_budget_that_is_spent_saves_no_more(path: Path) -> None:
-    loop = watched.build()
+    loop, constructor = watched.build(), Namespace.__init__
     with trueup.watch(loop.model, path, budget="1KB") as running:
         for bad in ("data", "", "", "loss"):
             loop(bad)
@@ -245,6 +246,7 @@ def test_a_budget_that_is_spent_saves_no_more(path: Path) -> None:
                     p.nan_to_num_(0.0)
     assert [hit.path is not None for hit in running.hits] == [True, False]
     assert "the budget of 0 MB is spent" in running.hits[1].tensors
+    assert Namespace.__init__ is constructor  # executing a call again leaves nothing of ours
 
 
 def test_memory_is_bounded_in_a_step_without_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

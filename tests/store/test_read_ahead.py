@@ -16,7 +16,7 @@ from trueup.foundation.store import read_ahead
 from trueup.foundation.store.read_ahead import Place, places
 from verdict.cases import broken, noisy, trained
 
-STEPS = 7
+STEPS = 5
 LEVELS = {"level": ["module", "api", "aten"], "steps": STEPS}
 
 
@@ -77,7 +77,7 @@ def fault(nth: int) -> Any:
     return lambda training: broken("aten::_softmax_backward_data", noisy(1e-2), nth)
 
 
-CASES = {"rounding": rounded, "in the middle": fault(7), "at the end": fault(2 * STEPS - 1)}
+CASES = {"rounding": rounded, "in the middle": fault(5), "at the end": fault(2 * STEPS - 1)}
 
 
 @pytest.mark.parametrize("change", CASES.values(), ids=CASES)

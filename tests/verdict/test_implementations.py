@@ -21,8 +21,8 @@ from implementation_models import Alteration, Row, build
 from implementations import Cell
 
 ROWS = (
-    "^norm: unbiased variance, one layer", "norm, width 2048: unbiased", "gelu: tanh for erf, one layer, baseline library",
-    "linear: scaled by 1 \\+ 0.0003", "between linear layers: x \\* 1.5", "adamw: decay lost, one step",
+    "^norm: unbiased variance, one layer", "norm, width 2048: unbiased.*library", "gelu: tanh for erf, one layer, baseline library",
+    "linear: scaled by 1 \\+ 0.0003.*library", "between linear layers: x \\* 1.5, one", "adamw: decay lost, one step",
     "moments not written, one step", "gradients times 0.5", "that nobody reads, one layer", "branch cut, one layer", "SGD: by hand",
     "^norm: by hand", "^gelu: by erf", "^attention: products", "^loss: by hand", "AdamW: foreach against a for-loop$",
     "4 against one batch$", "blocks checkpointed", "in float64", "one-hot", "unfolded",
@@ -33,12 +33,12 @@ HALF = (
     "in float64", "4 against one batch$",
 )  # fmt: skip
 """Rows that are compared in bfloat16 as well: of the others a mistake is lost in its rounding, or nothing is told otherwise."""
-DELETED = "all backward$|one function and all|the last tenth|every tenth operator"
-TABLES = {"float32": "|".join((*ROWS, DELETED)), "bfloat16": "|".join(HALF)}
+TABLES = {"float32": ("|".join(ROWS), ("api", "aten")), "bfloat16": ("|".join(HALF), ("api",))}
+"""By precision the rows, and the levels at which they are compared; test_deletions holds captures that lack calls."""
 
-WRONG_BUT_ALIGNED, PLACED = 0, 56
-RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 38
-"""Cells on 2026-11-28: 0, 59 of 67, 0 and 40 of 40, with room for another processor's bits but for what is blamed or wrongly
+WRONG_BUT_ALIGNED, PLACED = 0, 27
+RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 33
+"""Cells on 2026-11-28: 0, 29 of 34, 0 and 35 of 35, with room for another processor's bits but for what is blamed or wrongly
 aligned; what it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
 
 
@@ -47,8 +47,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        work, levels = tmp_path_factory.mktemp("runs"), ("api", "aten")
-        return [cell for of, only in TABLES.items() for cell in implementations.table(work, [of], only=only, levels=levels)]
+        work = tmp_path_factory.mktemp("runs")
+        tables = (implementations.table(work, [of], only=only, levels=levels) for of, (only, levels) in TABLES.items())
+        return [cell for table in tables for cell in table]
 
 
 def losses(row: Row, change: Callable[[Alteration], Any] | None) -> list[float]:
@@ -85,8 +86,8 @@ def words(cells: list[Cell], table: str) -> Counter[str]:
 
 
 def test_the_rows_are_there(cells: list[Cell]) -> None:
-    assert words(cells, "wrong").total() >= 65
-    assert words(cells, "right").total() >= 40
+    assert words(cells, "wrong").total() >= 33
+    assert words(cells, "right").total() >= 35
 
 
 def test_wrong_implementations_that_pass_as_aligned_become_no_more(cells: list[Cell]) -> None:

@@ -424,8 +424,12 @@ class Capture(Generic[S]):
         self._session.step()
 
     def __enter__(self: C) -> C:
-        self._running.refuse_second(self.runs_by)
-        self.prepare()
+        try:
+            self._running.refuse_second(self.runs_by)
+            self.prepare()
+        except BaseException:
+            self._session.built.close()  # else each refused capture would leave a frame in constructors
+            raise
         self._session.start()
         self._running.session = self._session
         return self

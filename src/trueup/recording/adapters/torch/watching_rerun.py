@@ -104,7 +104,10 @@ class CopyingSession(Session):
 
     def __init__(self, outer: Session, wanted: set[Key]) -> None:
         options = CaptureOptions.of(level=outer.options.levels, detail="tensor", phase=outer.options.phases)
+        wholes = outer.scopes.wholes
         super().__init__(Path(outer.recorder.directory), options, {}, outer.scopes)
+        self.built.close()  # the watched session knows what was built
+        outer.scopes.wholes = wholes
         assert isinstance(self.recorder, Copier)
         self.copier = self.recorder
         self.copier.wanted = wanted
