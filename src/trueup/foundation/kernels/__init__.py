@@ -7,8 +7,17 @@ once by address (``native().measure``); comparisons call ``pair`` and ``distance
 
 from trueup.foundation.kernels._compiled import KINDS, copy, digest, hexadecimal, native
 from trueup.foundation.kernels._pair import Pair, Positions, coarser_dtype, pair, subtracted
-from trueup.foundation.kernels._streams import ABOVE, ALIKE, APART, SPREAD, STREAMED, streams
-from trueup.foundation.kernels._summary import MASKING, is_mask, summarize
+from trueup.foundation.kernels._summary import (
+    ABOVE,
+    ALIKE,
+    APART,
+    MASKING,
+    SPREAD,
+    STREAMED,
+    is_mask,
+    streams,
+    summarize,
+)  # fmt: skip
 from trueup.foundation.kernels.sketch import at_least, distance, distances, relative_distance
 
 __all__ = [
