@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,12 @@ import torch
 import trueup
 from adapters.loops import Loop
 from adapters.test_observer import content, random_states
+
+
+def everywhere(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pair each name with the CPU, and every second one with the simulated device, which takes three times as long."""
+    given = list(names)
+    return [*((name, "cpu") for name in given), *((name, "npu") for name in given[::2])]
 
 
 def outcome(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import trueup
 from adapters.computations import COMPUTATIONS, ON_THE_CPU_ONLY, Views, build
 from adapters.loops import WIDTH, Mlp
-from adapters.running import outcome
+from adapters.running import everywhere, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,7 +42,9 @@ def skip_where_impossible(name: str, device: str) -> None:
         pytest.skip("the simulated device has no such kernels")
 
 
-@pytest.mark.parametrize("options", [{"detail": "tensor"}, {"level": "module"}], ids=str)
+@pytest.mark.parametrize(
+    ("device", "options"), [("cpu", {"detail": "tensor"}), ("npu", {"detail": "tensor"}), ("cpu", {"level": "module"})], ids=str
+)
 @pytest.mark.parametrize("name", COMPUTATIONS)
 def test_run_is_unchanged(name: str, options: dict[str, Any], device: str, path: Path) -> None:
     skip_where_impossible(name, device)
@@ -52,7 +54,7 @@ def test_run_is_unchanged(name: str, options: dict[str, Any], device: str, path:
     assert (capture.problems, capture.ranks[0]["notes"]) == ([], [])
 
 
-@pytest.mark.parametrize("name", COMPUTATIONS)
+@pytest.mark.parametrize(("name", "device"), everywhere(COMPUTATIONS))
 def test_steps_repeat_themselves(name: str, device: str, path: Path, calls) -> None:
     """Each step makes the same calls in the same phases and scopes, and nothing is recomputed that nobody checkpoints."""
     skip_where_impossible(name, device)

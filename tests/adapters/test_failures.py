@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import trueup
+from adapters.running import everywhere
 from adapters.subjects import build
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
@@ -52,7 +53,7 @@ def breaks(*args: object, **kwargs: object) -> None:
     raise Broken("as planned")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "device"), everywhere(PLACES))
 def test_training_goes_on(place: str, device: str, path: Path, monkeypatch, capsys) -> None:
     expected = build("checkpoint", device)
     losses = [expected.step() for _ in range(3)]

@@ -13,7 +13,7 @@ import torch
 
 import trueup
 from adapters.loops import LOOPS, ON_THE_CPU_ONLY, build
-from adapters.running import outcome
+from adapters.running import everywhere, outcome
 
 ITERATIONS = 5
 
@@ -36,7 +36,7 @@ def skip_where_impossible(name: str, device: str) -> None:
         pytest.skip("the simulated device has no such kernels")
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(("name", "device"), everywhere(LOOPS))
 def test_run_is_unchanged(name: str, device: str, path: Path) -> None:
     skip_where_impossible(name, device)
     observed = run(name, device, path, detail="tensor")
@@ -48,7 +48,7 @@ IRREGULAR = ("actor-critic",)
 """Loops whose iterations cannot be told from their optimizers."""
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in IRREGULAR])
+@pytest.mark.parametrize(("name", "device"), everywhere(name for name in LOOPS if name not in IRREGULAR))
 def test_an_iteration_is_a_step(name: str, device: str, path: Path, calls, notes) -> None:
     skip_where_impossible(name, device)
     run(name, device, path, level="api")
