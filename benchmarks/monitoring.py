@@ -2,7 +2,7 @@
 
     python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 5 minutes; without --rival Trueup alone
     python benchmarks/monitoring.py part                                 # a minute: CPU time of the monitor's own code
-    python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, ten faults
+    python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, 11 faults
 
 `cost`: the GPT of `models.py`, one thread. A process switches the monitor off and on in turn (TrainerMon cannot be taken off again:
 its process runs plain blocks, then its own), and processes of both tools take turns. Each tenth step is taken in full by both:
@@ -218,6 +218,27 @@ def alerts(steps: int) -> None:
     for fault, (spoil, _, _, most) in FAULTS.items():
         first = run(spoil)[0]
         print(f"{fault:42} {first.rule:10} after {first.step - AT:2} steps (at most {most})")
+    replicas(steps)
+
+
+def replicas(steps: int, every: int = 100) -> None:
+    """Print alerts of two healthy replicas, and after how many steps a bit of one parameter of one of them is known."""
+    from trueup.analysis.monitor.alerts import Alerts
+
+    names, random, found, last = tuple(f"digest/p{k}" for k in range(SERIES)), np.random.default_rng(0), [], steps - 10 * every
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [Alerts(Path(folder), rank, 2) for rank in range(2)]
+        for rank in range(2):
+            (Path(folder) / f"rank-{rank:05d}").mkdir()
+        for step in range(0, steps, every):
+            digests = random.integers(0, 1 << 52, SERIES).astype(np.float64)
+            for rank, judge in enumerate(ranks):
+                flipped = digests + (rank if step > last else 0) * (np.arange(SERIES) == 7)
+                found += [(step, one) for one in judge.take(step, [(names, flipped)])]
+    healthy = sum(step <= last for step, _ in found)
+    (step, first) = next(one for one in found if one[0] > last)
+    print(f"{'two replicas':24} {healthy:3} alerts in {last:,} steps; digests each {every} steps")
+    print(f"{'replicas that part: ' + first.series:42} {first.rule:10} after {step - last} steps (at most {2 * every})")
 
 
 LOSS, TOTAL = ("loss",), ("gradient_norm",)
