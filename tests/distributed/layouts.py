@@ -193,7 +193,7 @@ def train(out: Path, layout: str = "", fault: str = "", detail: str = "tensor") 
             layer.gated.drop.p = 0.3
     wrapped = LAYOUTS[layout](model, fault) if layout else model
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-    with trueup.capture(out, model=model, level=("module", "api"), detail=detail) as running:
+    with trueup.capture(out, model=model, level=("module", "api", *["aten"] * (detail == "stats")), detail=detail) as running:
         for step in range(STEPS):
             if fault == "drift" and step == 1 and rank == 1:
                 with torch.no_grad():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ import torch
 import parallel_layouts
 from nursery import Nursery
 from trueup.analysis.audit import check
+from trueup.comparison.layout.joined import _as_one
 from trueup.comparison.result.comparing import compare
 from trueup.doors.cli.app import run as run_command_line
+from trueup.foundation.settings import differing
 
 from .layouts import LAYOUTS, train
 from .running import joined
@@ -50,6 +54,21 @@ def test_stages_sequences_and_owners_of_weights(runs: Path, first: str, second: 
     whose losses are divided by their number; weights that are gathered before they are used."""
     result = compare(runs / first, runs / second)
     assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
+
+
+def test_an_optimizer_has_the_weights_of_all_ranks() -> None:
+    """Of experts and of owners of weights each rank steps its own."""
+
+    def manifest(*names: str) -> dict[str, Any]:
+        held = {"parameters": [list(names)]} if names else {}
+        optimizer = {"class": "AdamW", "groups": [{"lr": 0.1, "parameters": len(names) or 1}], **held}
+        return {"framework": "torch", "settings": {"modules": {"": {"class": "M"}}, "optimizers": [optimizer]}}
+
+    alone: Any = SimpleNamespace(stages=(), renames={})
+    whole = manifest("a", "b", "c")
+    assert differing(whole, _as_one([manifest("a", "b"), manifest("a", "c")], alone, {})) == []
+    (said,) = differing(whole, _as_one([manifest("a"), manifest("b")], alone, {}))
+    assert (said.name, said.baseline, said.candidate) == ("parameters", "3, with c", "2")
 
 
 def test_what_nobody_knows_is_not_aligned(runs: Path) -> None:

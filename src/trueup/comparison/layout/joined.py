@@ -25,7 +25,7 @@ from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping as Map
 from trueup.foundation.frameworks.trees import LIES, TIED
 from trueup.foundation.model import TrueupError
-from trueup.foundation.settings import list_of
+from trueup.foundation.settings import list_of, names_held
 from trueup.foundation.store import Capture
 
 KEPT = 2
@@ -171,8 +171,8 @@ def _as_one(manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Ma
             modules[scope] = {**modules[scope], f"{weight}{TIED}": other}
     optimizers = told[0].get("optimizers")
     if isinstance(optimizers, list):
-        groups = [list_of(one or {}, "optimizers") for one in (told if standing.stages else told[:1])]
-        optimizers = [_of_stages(one, [held[n] for held in groups if n < len(held)], copies) for n, one in enumerate(optimizers)]
+        groups = [list_of(one or {}, "optimizers") for one in told]  # experts and owners of weights differ by rank, too
+        optimizers = [_of_all(one, [held[n] for held in groups if n < len(held)], copies) for n, one in enumerate(optimizers)]
     found["settings"] = {**told[0], "modules": modules, "optimizers": optimizers}
     return found
 
@@ -220,9 +220,9 @@ def _unprefixed(optimizer: Any, name_of: Callable[[str], str]) -> Any:
     return {**optimizer, "parameters": groups}
 
 
-def _of_stages(optimizer: Any, all_of_them: Sequence[Any], copies: Mapping[str, str]) -> Any:
-    """Return an optimizer with the weights of all stages in its groups."""
-    if len(all_of_them) < 2 or not isinstance(optimizer, dict):
+def _of_all(optimizer: Any, all_of_them: Sequence[Any], copies: Mapping[str, str]) -> Any:
+    """Return an optimizer with the weights of all ranks in its groups: of stages, of experts, of owners (ZeRO 1)."""
+    if len(all_of_them) < 2 or not isinstance(optimizer, dict) or not names_held(optimizer):
         return optimizer
     lists = [one["parameters"] if isinstance(one.get("parameters"), list) else [] for one in all_of_them]
     names = [

@@ -204,6 +204,8 @@ class _Joining:
                 made = None
             elif made in earlier:
                 made = earlier[made]
+            elif made[1] > min(its.keys, default=made[1]):
+                made = None  # an operator, which is not joined: one makes the gradient of a loss
             else:
                 break  # of an earlier step
         if made is None and phase == "optimizer":

@@ -228,8 +228,6 @@
   place("colour").addEventListener("change", () => { coloured(); draw(); });
   place("whole").addEventListener("click", () => zoom(0, map.steps.length - 1));
   new ResizeObserver(() => { if (map) { draw(); drawLine(); } }).observe(heat.parentElement);
-  const again = () => setTimeout(() => { if (map) { draw(); drawLine(); } });
-  place("theme").addEventListener("click", again);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  window.trueup.repaint.push(() => { if (map) { draw(); drawLine(); } });
   changed();
 })();
