@@ -145,7 +145,8 @@ def execute(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():  # a Ctrl-C that no lock is woken by is seen between two waits
+            thread.join(0.2)
     if failures:
         raise failures[0]
 
@@ -232,6 +233,7 @@ class Worker:
     def _hear(self, timeout: float) -> Any:
         assert self._process.stdout is not None
         timer = threading.Timer(timeout, self._expire)
+        timer.daemon = True  # else a process that was interrupted waits for it
         timer.start()
         try:
             line = self._process.stdout.readline()
