@@ -57,7 +57,7 @@ def test_stages_sequences_and_owners_of_weights(runs: Path, first: str, second: 
 
 
 def test_an_optimizer_has_the_weights_of_all_ranks() -> None:
-    """Of experts and of owners of weights each rank steps its own."""
+    """Of experts and of owners of weights each rank steps its own; of flat buffers nobody knows whose weights they hold."""
 
     def manifest(*names: str) -> dict[str, Any]:
         held = {"parameters": [list(names)]} if names else {}
@@ -67,6 +67,7 @@ def test_an_optimizer_has_the_weights_of_all_ranks() -> None:
     alone: Any = SimpleNamespace(stages=(), renames={})
     whole = manifest("a", "b", "c")
     assert differing(whole, _as_one([manifest("a", "b"), manifest("a", "c")], alone, {})) == []
+    assert differing(whole, _as_one([manifest(), manifest()], alone, {})) == []
     (said,) = differing(whole, _as_one([manifest("a"), manifest("b")], alone, {}))
     assert (said.name, said.baseline, said.candidate) == ("parameters", "3, with c", "2")
 

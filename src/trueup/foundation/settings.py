@@ -301,9 +301,10 @@ def _groups(first: Mapping[str, Any], second: Mapping[str, Any], kind: str, last
                 yield Setting("optimizer", kind, name, here, there, severity("optimizer", name))
         return
     for place, name in dict.fromkeys((*lives[0], *lives[1])):
-        if both and name == "parameters":  # how many they are; which ones is known
-            continue
         one, other = (life.get((place, name)) for life in lives)
+        # How many they are: which ones is known, or nobody knows what flat buffers hold.
+        if name == "parameters" and (both or any(life == [(0, None)] for life in (one, other))):
+            continue
         if one is None or other is None:
             values = ABSENT if one is None else one[0][1], ABSENT if other is None else other[0][1]
             yield Setting("optimizer", kind, name, *values, severity("optimizer", name), (place,))

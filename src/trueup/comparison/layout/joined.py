@@ -221,9 +221,12 @@ def _unprefixed(optimizer: Any, name_of: Callable[[str], str]) -> Any:
 
 
 def _of_all(optimizer: Any, all_of_them: Sequence[Any], copies: Mapping[str, str]) -> Any:
-    """Return an optimizer with the weights of all ranks in its groups: of stages, of experts, of owners (ZeRO 1)."""
-    if len(all_of_them) < 2 or not isinstance(optimizer, dict) or not names_held(optimizer):
+    """Return an optimizer with the weights of all ranks in its groups: of stages, of experts, of owners (ZeRO 1). One that has
+    flat buffers in place of weights (ZeRO 2, 3) says of no number."""
+    if not isinstance(optimizer, dict) or (len(all_of_them) < 2 and names_held(optimizer)):
         return optimizer
+    if not names_held(optimizer):
+        return {**optimizer, "groups": [{**group, "parameters": None} for group in list_of(optimizer, "groups")]}
     lists = [one["parameters"] if isinstance(one.get("parameters"), list) else [] for one in all_of_them]
     names = [
         list(dict.fromkeys(copies.get(name, name) for one in lists if n < len(one) for name in one[n]))
