@@ -36,5 +36,5 @@ def test_cases() -> None:
     codes = [line.split()[1:] for line in run.stdout.splitlines() if line.startswith("code ")]
     assert codes == [["attention", "0"], ["gelu", "1"]], run.stdout
     last = run.stdout.split("code attention 0\n")[1]
-    assert last.startswith('DEVIATES  approximate of paddle._C_ops.gelu: "none" in the baseline, "tanh" in the candidate\n')
+    assert last.startswith('DEVIATES  approximate of act (GELU): none in the baseline, tanh in the candidate\n')
     assert "first seen in: act, forward, step 0, rank 0  (paddle._C_ops.gelu)" in last

@@ -66,4 +66,5 @@ def test_an_optimizer_or_a_layer_that_no_table_has_says_nothing() -> None:
     assert sorted(said(here, there)) == [("eps", 1e-5, 1e-3), ("training", True, False)]
     there["settings"]["modules"]["norm"]["class"] = "MyNorm"
     assert said(here, there) == []
-    assert said(here, {"framework": "paddle", "settings": {"optimizers": [7], "modules": {"norm": 7}}}) == []
+    for odd in ([7], [{"class": "Adam", "groups": 7, "changes": 7, "parameters": 7, "clipping": 7}]):
+        assert said(here, {"framework": "paddle", "settings": {"optimizers": odd, "modules": {"norm": 7}}}) == []

@@ -84,7 +84,8 @@ def _of_frameworks(baseline: Mapping[str, Any], candidate: Mapping[str, Any], la
         sides.append({"settings": {"optimizers": optimizers, "modules": dict(neutral_modules(modules_of(manifest), framework))}})
     for first, second in zip(*(side["settings"]["optimizers"] for side in sides), strict=False):
         if len({frozenset(name for group in names_held(one) for name in group) for one in (first, second)}) > 1:
-            first.pop("parameters", None), second.pop("parameters", None)  # their parameters have other names
+            for one in (first, second):  # their parameters have other names
+                one.pop("parameters", None)
         said = [{name for group in one["groups"] for name in group} for one in (first, second)]
         for group in (*first["groups"], *second["groups"]):
             for name in said[0] ^ said[1]:

@@ -86,14 +86,14 @@ def neutral_optimizers(held: Sequence[Mapping[str, Any]], framework: str) -> lis
 
 def _optimizer(held: Mapping[str, Any], row: Optimizer, framework: str) -> dict[str, Any]:
     own = row.own[framework]
-    groups = [one for one in held.get("groups", ()) if isinstance(one, Mapping)]
+    groups = [one for one in _list(held, "groups") if isinstance(one, Mapping)]
     unknown = {"weight_decay"} if any(group.get(name) for group in groups for name in SELECTIVE) else set()
 
     def known(group: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
         return {n: v for n, v in {**beside, **neutral_settings(group, own)}.items() if n not in unknown and v is not None}
 
     found: dict[str, Any] = {"class": row.name, "groups": [known(group, row.defaults) for group in groups]}
-    changes = [one for one in held.get("changes", ()) if isinstance(one, list) and len(one) == 3 and isinstance(one[2], Mapping)]
+    changes = [one for one in _list(held, "changes") if isinstance(one, list) and len(one) == 3 and isinstance(one[2], Mapping)]
     found["changes"] = [[step, group, known(change, {})] for step, group, change in changes]
     how, _, most = str(held.get("clipping", "")).rpartition(" at ")
     if how and how.split()[0] in CLIPPINGS:
@@ -106,6 +106,12 @@ def defined_otherwise(classes: Sequence[str], first: str, second: str) -> list[s
     rows = [row for one in classes if (row := optimizers_by_class(second).get(one)) and first in row.own]
     told = {row.name: (row.differs, *(row.own[one].differs for one in (first, second))) for row in rows}
     return [f"{name}: {one}" for name, said in told.items() for one in said if one]
+
+
+def _list(held: Mapping[str, Any], name: str) -> list[Any]:
+    """A manifest is anybody's, and what is of another kind is not there."""
+    found = held.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _plain(number: str) -> str:
