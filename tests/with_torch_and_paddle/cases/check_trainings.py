@@ -141,3 +141,19 @@ def test_gradients_that_add_up_are_found_in_the_step_in_which_they_do(tmp_path: 
     result = trueup.compare(baseline[0], in_paddle(tmp_path / "run", baseline[1], "stats", cleared=False))
     assert result.verdict == "deviates", result
     assert result.culprits[0].step == 1
+
+
+def test_a_dropout_behind_a_layer_of_the_framework_s_own_form(tmp_path: Path) -> None:
+    """Paddle's LSTM hands on a view of what its kernel makes; the layer is compared as a whole, and so what the dropout reads."""
+    there, here = nn.LSTM(8, 8, batch_first=True), pnn.LSTM(8, 8)
+    trueup.convert_weights(there, here)
+    torch.manual_seed(0)
+    head, drop = torch.rand(8, 8), pnn.Dropout(0.5)
+    ahead = paddle.to_tensor(head.numpy())
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    with trueup.capture(tmp_path / "torch", model=there):
+        (there(torch.from_numpy(x))[0] @ head).mean().backward()
+    with trueup.capture(tmp_path / "paddle", model=here):
+        (drop(here(paddle.to_tensor(x))[0]) @ ahead).mean().backward()
+    result = trueup.compare(tmp_path / "torch", tmp_path / "paddle")
+    assert str(result).startswith("DEVIATES  only the candidate runs paddle._C_ops.dropout"), result

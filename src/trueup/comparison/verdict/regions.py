@@ -240,14 +240,15 @@ class Regions:
             if not is_input(stream.names.names[number]):
                 continue
             grown = self.flow[side].cancels(k)
-            for seq, slot in self._made(side, k):
+            makers = self._made(side, k)
+            for seq, slot in makers:
                 if seq == stream.seq[call]:
                     continue
                 producer = stream.find(seq)
                 if among[side][producer]:
                     found.append((side, producer))
                 else:
-                    given.append(grown * self._source(region, side, seq, producer, slot))
+                    given.append(grown * self._source(region, side, seq, producer, slot, k if len(makers) == 1 else None))
         for inner in self._compared_inside(side, call):
             error = float(self.tree.verdicts.error_in[self.tree.pairs[side][inner]])
             region.earlier = max(region.earlier, error)
@@ -285,13 +286,13 @@ class Regions:
         saved = stream.slots(forward).items()
         return found + [(slot, k) for slot, k in saved if stream.mixed or stream.producers[k] != NONE]
 
-    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> float:
-        """Add what a call outside of a region made to its sources; return its relative error, as far as it is known."""
+    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None, read: int | None = None) -> float:
+        """Add what a call outside of a region made, and a slot ``read``, to its sources; return its relative error, where known."""
         judged = self.tree.judged(side, producer)
         if judged is not None:
             error = judged.call.slots.get(slot or "")
         elif producer != NONE:  # inside a function that was compared as a whole
-            error = self._returned(side, producer, slot)
+            error = self._returned(side, producer, slot, read)
         elif seq in self.origins.loose[side]:
             error = None
         else:
@@ -304,16 +305,16 @@ class Regions:
         region.sources[f"{side} {seq} {slot}" if judged is None else f"{judged.call.candidate.seq} {slot}"] = error
         return error.relative
 
-    def _returned(self, side: int, call: int, slot: str | None) -> Distance | None:
-        """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit."""
+    def _returned(self, side: int, call: int, slot: str | None, read: int | None) -> Distance | None:
+        """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit, or what
+        is ``read`` is that: a view of what the inner one made."""
         stream, errors = self.tree.streams[side], self.tree.verdicts.errors
-        k = stream.slots(call).get(stream.names.number(slot)) if slot is not None else None
-        if k is None or not stream.is_identified[k]:
-            return None
+        made = stream.slots(call).get(stream.names.number(slot)) if slot is not None else None
+        known = [stream.identity[k] for k in (made, read) if k is not None and stream.is_identified[k]]
         for pair in self.tree.covering(call, side):
             for n in errors.entries(pair):
                 its = errors.slots[side][n]
-                if errors.outputs[n] and stream.is_identified[its] and stream.identity[its] == stream.identity[k]:
+                if errors.outputs[n] and stream.is_identified[its] and stream.identity[its] in known:
                     return errors.distance(n)
         return None
 
