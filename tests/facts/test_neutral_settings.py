@@ -39,6 +39,7 @@ def test_clipping_is_named_in_the_words_of_one_framework() -> None:
     for how, others in [("ClipGradByGlobalNorm at 1.0", []), ("ClipGradByNorm at 1.0", ["norm of each gradient at 1"])]:
         found = said(here, manifest("paddle", "Adam", [PADDLE], clipping=how))
         assert found == [("clipping", "norm at 1", other) for other in others]
+    assert said(here, manifest("paddle", "Adam", [PADDLE])) == [("clipping", "norm at 1", "none of its own")]  # by hand, perhaps
     keras = manifest("tensorflow", "Adam", [KERAS], clipping="global_clipnorm of all gradients at 2.0")
     assert said(here, keras) == [("clipping", "norm at 1", "norm at 2")]
 

@@ -91,8 +91,11 @@ def _of_frameworks(baseline: Mapping[str, Any], candidate: Mapping[str, Any], la
             for name in said[0] ^ said[1]:
                 group.pop(name, None)
     found = [*_optimizers(sides[0], sides[1], last), *_modules(sides[0], sides[1])]
-    said_by_both = [one for one in found if one.name == "clipping" or ABSENT not in (one.baseline, one.candidate)]
-    return [one for one in said_by_both if not same(one.baseline, one.candidate)]
+    told = [one for one in found if one.name != "clipping" and ABSENT not in (one.baseline, one.candidate)]
+    for one in (one for one in found if one.name == "clipping"):  # a script may clip by hand, which no manifest says
+        values = ["none of its own" if value == ABSENT else value for value in (one.baseline, one.candidate)]
+        told.append(dataclasses.replace(one, baseline=values[0], candidate=values[1]))
+    return [one for one in told if not same(one.baseline, one.candidate)]
 
 
 def _unsaid(setting: Setting) -> bool:
