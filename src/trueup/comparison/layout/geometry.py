@@ -7,7 +7,6 @@ An axis along which the model's own inputs differ cuts the data; along the other
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from trueup.comparison.layout.described import UNNAMED, mesh_of, part_in
-from trueup.foundation.facts.arguments import ranks_of
+from trueup.foundation.facts.arguments import decoded, ranks_of
 from trueup.foundation.store import Capture
 
 BY = f"{UNNAMED}-by-"
@@ -111,7 +110,7 @@ def _families(capture: Capture, world: int) -> list[list[list[int]]]:
     for rank in capture.ranks:
         rows = capture.records(["value"], rank=rank, step=capture.steps[0], phase="collective")
         for text in pc.unique(rows["value"]).to_pylist():
-            group = _group_in(text)
+            group = ranks_of(decoded(text).get("ranks")) or []
             if 1 < len(group) < world and rank in group and group[0] >= 0 and group[-1] < world:
                 apart = group[1] - group[0]
                 if apart > 0 and group == list(range(group[0], group[0] + apart * len(group), apart)):
@@ -120,27 +119,19 @@ def _families(capture: Capture, world: int) -> list[list[list[int]]]:
     return [list(map(list, sorted(some))) for _, some in sorted(found.items()) if sorted(r for g in some for r in g) == whole]
 
 
-def _group_in(text: str | None) -> list[int]:
-    """Return the ranks of a collective, as its arguments say; nothing where they do not."""
-    try:
-        told = json.loads(text or "null")
-    except (ValueError, RecursionError):
-        return []
-    ranks = told.get("ranks") if isinstance(told, dict) else None
-    return (ranks_of(ranks) or []) if isinstance(ranks, str) else []
-
-
-def _grid(
-    held: Mapping[int, tuple[int, ...]], families: Iterable[list[list[int]]], wanted: int
-) -> dict[str, dict[int, int]]:  # fmt: skip
+def _grid(held: Mapping[int, tuple[int, ...]], families: Iterable[list[list[int]]], wanted: int) -> dict[str, dict[int, int]]:
     """Return where ranks stand along axes that groups make and no mesh names, the slowest first; nothing where they make no grid.
     Groups of ranks that stand alike on all other axes are one."""
     chosen: dict[str, dict[int, int]] = {}
     lines: list[list[list[int]]] = []
     left = wanted
+
+    def place(rank: int) -> tuple[Any, ...]:
+        return held[rank], *(axis[rank] for axis in chosen.values())
+
     for family in families:
         along = {rank: n for group in family for n, rank in enumerate(group)}
-        alike = all(len({(held[rank], *(axis[rank] for axis in chosen.values())) for rank in group}) == 1 for group in family)
+        alike = all(len(set(map(place, group))) == 1 for group in family)
         across = all(len({along[rank] for rank in group}) == 1 for line in lines for group in line)
         if left % len(family[0]) == 0 and alike and across:
             chosen[f"{BY}{family[0][1] - family[0][0]}"] = along
@@ -150,12 +141,10 @@ def _grid(
         seen: dict[tuple[Any, ...], int] = {}
         last = {}
         for rank in sorted(held):
-            place = (held[rank], *(axis[rank] for axis in chosen.values()))
-            last[rank] = seen.get(place, 0)
-            seen[place] = last[rank] + 1
+            last[rank] = seen.get(place(rank), 0)
+            seen[place(rank)] = last[rank] + 1
         chosen[f"{BY}{_apart(last)}"] = last
-    places = {(held[rank], *(axis[rank] for axis in chosen.values())) for rank in held}
-    if len(chosen) < 2 or len(places) != len(held):
+    if len(chosen) < 2 or len(set(map(place, held))) != len(held):
         return {}
     return dict(sorted(chosen.items(), key=lambda one: -by_groups(one[0])))
 

@@ -63,15 +63,16 @@ class Updates:
         wanted = list(dict.fromkeys([*columns, "sketch", "l2", "payload_key", "ordinal", "producer_slot"]))
         read = self._params(rank, [step, step + 1], wanted)
         before, after = _first(read, step), _first(read, step + 1)
+        gradients = self._gradients(rank, step, read, before, wanted)
         if not after:
             written = self._written(rank, step, wanted)
-            if not before or before.keys() - written.keys() - self._left_alone(rank, step, read, before):
+            driven = set() if gradients is None else set(gradients[1])
+            if not before or before.keys() - written.keys() - self._left_alone(rank, step, read, before, driven):
                 self.unseen.add((rank, step))
             if not written:
                 return None
             after = {key: len(read) + n for n, key in enumerate(written)}
             read = pa.concat_tables([read, pa.concat_tables(list(written.values()))]).unify_dictionaries()
-        gradients = self._gradients(rank, step, read, before, wanted)
         rows: list[int] = []
         slots: list[str] = []
         layouts: dict[int, Axes] = {}
@@ -100,13 +101,11 @@ class Updates:
         read = self._capture.records(list(columns), rank=rank, step=steps, level="module", phase="forward")
         return read.filter(pc.starts_with(read["slot"].cast(pa.string()), "param."))
 
-    def _left_alone(self, rank: int, step: int, read: pa.Table, before: dict[Param, int]) -> set[Param]:
+    def _left_alone(self, rank: int, step: int, read: pa.Table, before: dict[Param, int], driven: set[str]) -> set[Param]:
         """Return the parameters that no optimizer writes: a running mean that Paddle calls one, and a frozen weight, which the step
-        before left as it was and which gets no gradient."""
+        before left as it was and which is not ``driven``: gets no gradient."""
         earlier = self._params(rank, [step - 1], ["step", "scope", "slot", "digest"])
         held = {key: earlier["digest"][at] for key, at in _first(earlier, step - 1).items()}
-        found = self._gradients(rank, step, read, before, read.column_names)
-        driven = {} if found is None else dict.fromkeys(found[1])
         names = {key: self._named(*key, ops=read, at=at)[0] for key, at in before.items()}
         return {
             key for key, name in names.items()

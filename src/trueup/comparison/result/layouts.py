@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from trueup.comparison.layout.joined import Joined, undeclared
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
-from trueup.foundation.facts.arguments import ranks_of
+from trueup.foundation.facts.arguments import decoded, ranks_of
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
 from trueup.foundation.store import Capture
@@ -240,13 +239,21 @@ def _travelled(finding: Finding, sides: tuple[Joined, Joined]) -> Finding:
     slot = next((one for one in finding.slots if one.relative_l2 == finding.error_out), finding.slots[0] if finding.slots else None)
     if finding.kind not in ("region", "operator", "overwritten") or slot is None:
         return finding
+    error = max(slot.relative_l2, finding.error_out)
+    if error > TRAVELLED * max(_makes(dtype, len(sides[1].original.ranks)) for dtype in NARROW):  # no sum explains it
+        return finding
     gradient = finding.phase == "optimizer"
     sums = [_narrow_sums(run, finding.step, None if gradient else finding.scope) for run in sides]
     for dtype, ranks in sums[1].items():
-        makes = NARROW[dtype] * math.sqrt(1 + 0.6 * ranks)
-        if dtype not in sums[0] and dtype not in slot.dtype and max(slot.relative_l2, finding.error_out) <= TRAVELLED * makes:
+        makes = _makes(dtype, ranks)
+        if dtype not in sums[0] and dtype not in slot.dtype and error <= TRAVELLED * makes:
             return dataclasses.replace(finding, cause=said.travels(dtype, ranks, "" if gradient else finding.scope, makes))
     return finding
+
+
+def _makes(dtype: str, ranks: int) -> float:
+    """Return the relative error of a sum over ranks whose terms travel in a narrow dtype."""
+    return NARROW[dtype] * math.sqrt(1 + 0.6 * ranks)
 
 
 def _narrow_sums(run: Joined, step: int, scope: str | None) -> dict[str, int]:
@@ -269,7 +276,7 @@ def _doubts(sides: tuple[Joined, Joined]) -> list[str]:
     first, second = (_narrow_sums(run, step, None) for run, step in zip(sides, steps, strict=True))
     computes = {piece.dtype for piece in sides[0].step(steps[0]).slots.values()}
     found = [
-        said.travels(dtype, ranks, "", NARROW[dtype] * math.sqrt(1 + 0.6 * ranks))
+        said.travels(dtype, ranks, "", _makes(dtype, ranks))
         for dtype, ranks in second.items() if dtype not in first and dtype not in computes
     ]  # fmt: skip
     return [*found, *list(_odd_sums(sides[1], steps[1]).values())[:1]]
@@ -302,12 +309,8 @@ def _added_otherwise(finding: Finding, run: Joined) -> Finding:
 
 def _added(text: str | None) -> list[int]:
     """Return the ranks whose terms a collective adds up; nothing of another one."""
-    try:
-        told = json.loads(text or "null")
-    except (ValueError, RecursionError):
-        return []
-    adds = isinstance(told, dict) and told.get("reduce_op") in ("SUM", "AVG") and isinstance(told.get("ranks"), str)
-    return (ranks_of(told["ranks"]) or []) if adds else []
+    told = decoded(text)
+    return ranks_of(told.get("ranks")) or [] if told.get("reduce_op") in ("SUM", "AVG") else []
 
 
 def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:

@@ -214,7 +214,7 @@ def _members(spoken: Spoken) -> list[int] | None:
     root, ranks = (spoken.arguments.get(name) for name in ("root", "ranks"))
     if isinstance(root, int) and has(spoken.op, "from-root"):
         return [root]
-    return ranks_of(ranks) if isinstance(ranks, str) else None
+    return ranks_of(ranks)
 
 
 def from_root(stream: Stream) -> Array:

@@ -104,8 +104,9 @@ def _by_element(errors: Errors, of: Sequence[int], factor: float, instead: float
     sides = list(zip(errors.streams, errors.slots, errors.payloads, strict=True))
     if len(of) < 3 or not all(stream.has_payload[side[of]].all() for stream, side, _ in sides):
         return instead
-    tensors = [[read(place, None) for place in stream.places(side[of])] for stream, side, read in sides]
-    found = moved_otherwise([*tensors[0], tensors[1][2]], factor)
+    wanted = zip(sides, (of, of[2:]), strict=True)  # of the candidate the gradient
+    tensors = [read(place, None) for (stream, side, read), some in wanted for place in stream.places(side[some])]
+    found = moved_otherwise(tensors, factor)
     return found / float(errors.norm[of[1]]) if found is not None else instead
 
 

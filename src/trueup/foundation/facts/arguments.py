@@ -45,8 +45,10 @@ def equal_values(first: Any, second: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def ranks_of(text: str) -> list[int] | None:
-    """Return the ranks of ``0-3,7``, None where the text is none."""
+def ranks_of(text: object) -> list[int] | None:
+    """Return the ranks of ``0-3,7``, None where it is no such text."""
+    if not isinstance(text, str):
+        return None
     found: list[int] = []
     try:
         for run in text.split(","):
