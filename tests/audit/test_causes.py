@@ -682,3 +682,21 @@ def test_advice_fits_ties_and_what_the_calls_show() -> None:
     assert lines[-1].strip().startswith("next: sort stably in both runs")
     lines = verdict_lines("inconclusive", [], [], [], [], {"compared": 3}, otherwise=Otherwise(seen="gradients are clipped"))
     assert lines[-1].strip() == "next: let the candidate do there what the baseline does, and compare again"
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize(("apart", "explains"), [(1e-4, True), (0.1, False)])
+def test_a_weight_decay_moves_no_weight_farther_than_it_can(kind: str, apart: float, explains: bool) -> None:
+    """Adam's is divided by a running root: how far it moves a weight nobody can say."""
+    sides = [{"settings": {"optimizers": [{"class": kind, "groups": [{"weight_decay": n}]}]}} for n in (1e-4, 0.0)]
+    stats = TensorStats(4, -1.0, 1.0, 0.0, 2.0, 0, 0, 0, 0, 0, 0)
+    read, written = (
+        SlotComparison(f"{name}.fc.bias", state, error, "sketch", ("float32",) * 2, ("(4)",) * 2, stats, stats)
+        for name, state, error in (("input", "equal", 0.0), ("output", "deviates", apart))
+    )
+    step = finding("operator", op="optimizer.step", phase="optimizer", step=1, slots=(read, written))
+    (one,), left = with_causes([step], *sides, Seen(defined="SGD: Keras keeps the learning rate in its momentum"))
+    assert one.cause.startswith(f"{kind} weight_decay") is (explains or kind == "Adam")
+    if not one.cause.startswith(kind):
+        assert one.cause == "look at how it is defined: SGD: Keras keeps the learning rate in its momentum"
+        assert [setting.name for setting in left] == ["weight_decay"]

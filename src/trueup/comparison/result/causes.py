@@ -87,6 +87,7 @@ class Seen:
     times: float = 1.0  # how many times as large the candidate's loss is by these
     unlike: frozenset[str] = frozenset()  # names of the initial weights that differ
     lacking: str = ""  # which tensor one run alone gives a call of both
+    defined: str = ""  # what two frameworks define in other ways in the optimizers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -325,6 +326,7 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
     elif not group:
         found = in_words(own) or _dtype(finding, seen) or named_argument(finding)
         found = found or (seen.weights if seen.passes and _begins(finding, seen) else "")
+        found = found or (f"look at how it is defined: {seen.defined}" if seen.defined and finding.op == STEP else "")
         said = [found or seen.passes or _scaled(finding, seen) or ("" if given_number(finding) else seen.begun(finding))]
         if _is_drawn(own):  # what drew them may have been the first weights
             said.insert(0, seen.weights)

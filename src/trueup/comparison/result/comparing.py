@@ -158,6 +158,7 @@ class Assembly:
         seen = Seen(
             self.shown, self.beginnings.said, self.beginnings.weights, dtypes, casting, passes, counted, last,
             self.alone.factors, scaled, reduced, losses, self.alone.times, self.beginnings.unlike, self.lacking.found,
+            "; ".join(self.frameworks.defined()),
         )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)

@@ -41,6 +41,13 @@ LENGTHS = SIZES | {"batch_size"}
 PRECISIONS = re.compile(r"float32_matmul_precision|tensor_float_32|.*allow_(tf32|hf32|.*_reduction)|NVIDIA_TF32_OVERRIDE")
 """Switches that say how exactly products of float32 are computed: some processors obey, others do not."""
 
+DECAYING = ("SGD", "Momentum", "AdamW")
+"""Optimizers whose weight decay moves a weight by lr times decay times weight, and no more often than momentum repeats it; the
+others divide what it adds by a running root."""
+
+LARGEST_RATE = 10.0
+"""Learning rate over one minus momentum, beyond what trains anything: 0.1 and 0.9 make 1."""
+
 ORDER = ("data", "seed", "module", "optimizer", "argument", "switch")
 """Groups that explain calls, the surest first: what a script was told does where a call was given these very values."""
 
@@ -91,6 +98,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
             return True
         return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
+        if setting.name == "weight_decay" and finding.op == STEP and not _decays_as_far(setting, finding):
+            return False
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
         return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)
     if setting.name in LENGTHS and not lacks_tensor(finding) and (_given(setting, finding) or _shaped(setting, finding)):
@@ -119,6 +128,24 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return True
     where = not finding.scope and finding.phase in ("forward", "data") and not named_argument(finding)
     return where and (otherwise or drawn or finding.kind == "input")
+
+
+def _decays_as_far(setting: Setting, finding: Finding) -> bool:
+    """Tell whether another weight decay may have moved each weight as far as it is off: a small bias that is 10 % off was not."""
+    decays = [one for one in values_of(setting) if isinstance(one, (int, float))]
+    if setting.kind not in DECAYING or len(decays) != 2:
+        return True
+    slots = {slot.slot: slot for slot in finding.slots}
+    for slot in finding.slots:
+        before = slots.get(slot.slot.replace("output.", "input.", 1))
+        if slot.state != "deviates" or before is None or before is slot:
+            continue
+        held, written = before.baseline, slot.baseline
+        if isinstance(held, TensorStats) and isinstance(written, TensorStats):
+            farthest = LARGEST_RATE * abs(decays[0] - decays[1]) * held.l2
+            if slot.relative_l2 * written.l2 > farthest:
+                return False
+    return True
 
 
 def _is_of_parameter(setting: Setting, finding: Finding) -> bool:

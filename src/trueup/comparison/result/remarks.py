@@ -388,6 +388,11 @@ class Frameworks:
             Why.VARIANCES(self._known) if self._known else None,
             Why.PACKED(self._lone) if self._lone else None,
         )
+        return [*(reason for reason in found if reason is not None), *self.defined()]
+
+    def defined(self) -> list[str]:
+        """Return what the two frameworks define in other ways in the candidate's optimizers."""
+        first, second = (framework_of(capture) for capture in self._captures)
         held = next(iter(self._captures[1].ranks.values()), {})
         classes = [str(one.get("class")) for one in list_of(held_by(held), "optimizers")] if first != second else []
-        return [*(reason for reason in found if reason is not None), *defined_otherwise(classes, str(first), str(second))]
+        return defined_otherwise(classes, str(first), str(second))
