@@ -37,6 +37,8 @@ SAID = [
      "from aten::mm (layer.2) on, after aten::mm (layer.2), which only the baseline has, drew"),
     (Why.WEIGHT("exp_avg", False, "fc.weight", None), "what the optimizer made of state exp_avg of fc.weight"),
     (Why.WEIGHT(None, True, "fc.weight", 1), "what the optimizer made of what it adds to fc.weight and of 1 more parameter"),
+    (Why.RUNS_INSTEAD(("a", "b", "c", "d", "e"), tuple("abcdefgh")),
+     "the candidate runs a, b, c, d and 4 more where the baseline runs a, b, c, d, e"),
     (Why.RUNS_ALONE("candidate", (Why.TIMES_RUN("aten::mul_", 2), Why.TIMES_RUN("aten::add_", 1))),
      "only the candidate runs aten::mul_ (2 times), aten::add_ (1 time)"),
     (Why.MOVED_TIMES(4, 2.0),

@@ -82,8 +82,8 @@ WORDS = {
     "began with",
     Why.WEIGHT: "what the optimizer made of {1:?what it adds to }{0:?state {0} of }{2}{3:? and of {3:,} {3:more parameter|more "
     "parameters}}",
-    Why.RUNS_ALONE: "only the {0} runs {1}",
-    Why.RUNS_INSTEAD: "the candidate runs {1} where the baseline runs {0}",
+    Why.RUNS_ALONE: "only the {0} runs {1:few}",
+    Why.RUNS_INSTEAD: "the candidate runs {1:few} where the baseline runs {0:few}",
     Why.TIMES_RUN: "{0} ({1} {1:time|times})",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
     Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
@@ -217,6 +217,16 @@ DECIDED = (
 )  # fmt: skip
 """What is added to the name of a criterion's row where something decided beside it, by `Judged.decided`."""
 
+NAMED = 4
+"""How many of many operators a sentence names: more of them nobody reads."""
+
+
+def _few(operators: tuple[object, ...]) -> str:
+    names = [in_words(one) if isinstance(one, Reason) else str(one) for one in operators]
+    more = len(names) - NAMED
+    return ", ".join(names) if more <= 1 else f"{', '.join(names[:NAMED])} and {more:,} more"
+
+
 WRITERS: dict[str, Callable[[Any], str]] = {
     "sci": sci,
     "number": lambda value: number(value, 3),
@@ -224,8 +234,9 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "place": lambda key: f"{key.op} ({key.scope})" if key.scope else key.op,
     "where": lambda key: key.scope or key.op,
     "and": lambda facts: " and ".join(map(in_words, facts)),
+    "few": _few,
 }
-"""How facts are written that Python's formats do not know: errors, a `CallKey` in three ways, several facts."""
+"""How facts are written that Python's formats do not know: errors, a `CallKey` in three ways, several facts, many operators."""
 
 
 class _Sentence(Formatter):
