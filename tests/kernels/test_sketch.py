@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.foundation.kernels import at_least, distance, relative_distance, summarize
+from trueup.foundation.kernels import at_least, distance, summarize
 from trueup.foundation.kernels.sketch import shifts, signs, splitmix64
 from trueup.foundation.model import LANES, NUMBERS, PACKED
 
@@ -124,14 +124,6 @@ def test_distance_is_vectorised_and_stays_inside_float64() -> None:
     assert got[0] == pytest.approx(5e200)
     assert np.isnan(got[1])
     assert got[2] == 0.0
-
-
-def test_relative_distance() -> None:
-    a, b = np.zeros((4, LANES)), np.zeros((4, LANES))
-    b[:2, 0] = 3.0
-    got = relative_distance(a, b, np.array([6.0, 0.0, 0.0, np.nan]))
-    assert got[:3].tolist() == [0.5, np.inf, 0.0]
-    assert np.isnan(got[3])
 
 
 def test_elements_that_cancel_in_a_lane_show_in_norm_and_mean() -> None:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from trueup.foundation.kernels import digest, hexadecimal
 from trueup.foundation.model import LANES, TrueupError
-from trueup.foundation.store import RECORDS, open_capture, sketch_matrix, write_process
+from trueup.foundation.store import RECORDS, open_capture, sketch_matrix
 from trueup.foundation.store.segment import SAFETENSORS
 
 from .captures import columns, files, small, writer
@@ -153,14 +153,12 @@ def test_manifests(tmp_path: Path) -> None:
     assert open_capture(tmp_path / "run").ranks[0]["status"] == "recording"
     out.close("complete")
     out.close("interrupted")
-    write_process(tmp_path / "run", {"captured": 0}, pid=77)
     capture = open_capture(tmp_path / "run")
     assert capture.root["format_version"] == 2
     assert capture.root["run"] == "abc"
     assert capture.ranks[0]["status"] == "complete"
     assert capture.ranks[0]["notes"] == ["torch.compile was turned off"]
     assert capture.ranks[0]["seeds"] == {"torch": 1234}
-    assert capture.processes() == [{"pid": 77, "captured": 0}]
 
 
 def test_empty_capture(tmp_path: Path) -> None:

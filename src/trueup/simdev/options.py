@@ -31,12 +31,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Keys of `set_option` and their values, none where any text goes (the PyTorch porting guide 1.5.0; Ascend/pytorch 9e73e70)."""
 DIRECTORIES = ("ACL_OP_COMPILER_CACHE_DIR", "ACL_DEBUG_DIR")
-effective: dict[str, str] = {}
-"""What was set."""
 
 
 def set_option(option: dict[str, Any]) -> None:
-    """Check and keep options of the compiler; raises ValueError for a key or a value that the vendor does not list, or a directory
+    """Check options of the compiler; raises ValueError for a key or a value that the vendor does not list, or a directory
     that is not there."""
     for key, value in option.items():
         if key not in OPTIONS:
@@ -45,12 +43,10 @@ def set_option(option: dict[str, Any]) -> None:
             raise ValueError(f"torch.npu.set_option: {key} is {value!r}; it may be {', '.join(OPTIONS[key])}")
         if key in DIRECTORIES and not Path(str(value)).is_dir():
             raise ValueError(f"torch.npu.set_option: {key} names {value!r}, which is no directory")
-        effective[key] = str(value)
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Keep a compile mode: nothing is compiled."""
-    effective["jitCompile"] = "enable" if jit_compile else "disable"
+    """Take a compile mode: nothing is compiled."""
 
 
 def set_aoe(dump_path: str) -> None:

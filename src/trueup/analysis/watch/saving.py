@@ -87,10 +87,10 @@ def is_same(one: Statistics, other: Statistics) -> bool:
     return bool(np.array_equal(a[COUNTS], b[COUNTS]) and close and len(a) == len(NUMBERS) + LANES)
 
 
-def free_directory(parent: Path, step: int, rank: int, what: str = "") -> Path:
+def free_directory(parent: Path, step: int, rank: int) -> Path:
     """Return the capture for a hit of a step: that of the other ranks, unless this rank has one there."""
     for k in range(1, 1000):
-        found = parent / f"step-{step:06d}{what}{'' if k == 1 else f'.{k}'}"
+        found = parent / f"step-{step:06d}{'' if k == 1 else f'.{k}'}"
         if not (found / f"rank-{rank:05d}").exists():
             return found
     raise OSError(f"{parent} has too many hits of step {step}")

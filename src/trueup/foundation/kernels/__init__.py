@@ -18,7 +18,7 @@ from trueup.foundation.kernels._summary import (
     streams,
     summarize,
 )  # fmt: skip
-from trueup.foundation.kernels.sketch import at_least, distance, distances, relative_distance
+from trueup.foundation.kernels.sketch import at_least, distance, distances
 
 __all__ = [
     "ABOVE",
@@ -40,7 +40,6 @@ __all__ = [
     "is_mask",
     "native",
     "pair",
-    "relative_distance",
     "streams",
     "subtracted",
     "summarize",

@@ -146,13 +146,3 @@ def _scaled_norm(rows: Floats) -> Floats:
     scale = np.where(largest > 0, largest, 1.0)
     norm = scale * np.sqrt(np.sum(np.square(rows / scale[..., None]), axis=-1))
     return np.where(np.isfinite(largest), norm, np.nan)
-
-
-def relative_distance(baseline: NDArray[Any], candidate: NDArray[Any], l2: NDArray[Any]) -> Floats:
-    """Estimate ‖candidate − baseline‖ / ‖baseline‖ from sketches ``(..., 64)`` and the exact ``l2`` ``(...)`` of the baseline. A
-    zero baseline gives 0 when the candidate's sketch is zero too, else Inf."""
-    estimate = distance(baseline, candidate)
-    norm = np.asarray(l2, np.float64)
-    with np.errstate(all="ignore"):
-        ratio = np.where(estimate == 0, np.where(np.isnan(norm), np.nan, 0.0), estimate / norm)
-    return np.asarray(ratio, np.float64)

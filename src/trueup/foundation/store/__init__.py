@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from trueup.foundation.store.schema import statistics as statistics
     from trueup.foundation.store.schema import table as table
     from trueup.foundation.store.writer import Writer as Writer
-    from trueup.foundation.store.writer import write_process as write_process
 
 _HOMES = {
     "Capture": "trueup.foundation.store.reader",
@@ -36,12 +35,11 @@ _HOMES = {
     "sketch_matrix": "trueup.foundation.store.schema",
     "statistics": "trueup.foundation.store.schema",
     "table": "trueup.foundation.store.schema",
-    "write_process": "trueup.foundation.store.writer",
 }
 
 __all__ = [
     "FORMAT_VERSION", "RECORDS", "Capture", "Displaced", "Piece", "Writer", "claim", "open_capture",
-    "sketch_matrix", "statistics", "table", "write_process",
+    "sketch_matrix", "statistics", "table",
 ]  # fmt: skip
 
 

@@ -276,13 +276,6 @@ def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
     return sink.getvalue()
 
 
-def write_process(directory: Path, report: Mapping[str, Any], pid: int | None = None) -> None:
-    """Write ``processes/<pid>.json``, an armed process's report, whether or not it recorded anything; raises OSError."""
-    folder = Path(directory) / layout.PROCESSES
-    durable.make_folder(folder, parents=True)
-    durable.write_json(folder / f"{pid or os.getpid()}.json", redacted({"pid": pid or os.getpid(), **report}))
-
-
 PATIENCE = 300.0  # seconds in which the disk has to finish a file before it is given up
 
 

@@ -494,17 +494,8 @@ def last_calls(rows: Rows, count: int) -> Rows:
     """Return the rows of the last ``count`` calls, in the order in which they began."""
     if not count:
         return []
-    first = sorted({call.seq for call in rows[1::FIELDS]})[-count:]
-    return rows_from(rows, first[0]) if first else []
-
-
-def rows_from(rows: Rows, first: int, last: int | None = None) -> Rows:
-    """Return the rows of calls whose number is at least ``first`` and, where it is given, at most ``last``."""
-    found: Rows = []
-    for k in range(0, len(rows), FIELDS):
-        if first <= rows[k + 1].seq and (last is None or rows[k + 1].seq <= last):
-            found += rows[k : k + FIELDS]
-    return found
+    last = set(sorted({call.seq for call in rows[1::FIELDS]})[-count:])
+    return [cell for k in range(0, len(rows), FIELDS) if rows[k + 1].seq in last for cell in rows[k : k + FIELDS]]
 
 
 class _Written(Recorder):
