@@ -28,6 +28,8 @@ class Browser:
 
     def __init__(self, session: str) -> None:
         self._session = session
+        self.untouched = ""
+        """The page that is open as it opened, by a name of the tests."""
 
     def open(self, page: Path) -> None:
         self._post("url", url=page.resolve().as_uri())

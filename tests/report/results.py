@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from trueup.doors.report.html import render_page
 from trueup.foundation.model import (
     Edge,
     Evidence,
@@ -189,6 +192,16 @@ def result(verdict: Any = "deviates", **changes: Any) -> Result:
             verdict_lines(verdict, made["culprits"], made["victims"], made["unmatched"], made["notes"], made["counts"])
         )
     return Result(**made)
+
+
+@cache
+def rendered(make: Callable[..., Result], *arguments: str) -> str:
+    """Return the page of a result, which is rendered once for all tests that look at it."""
+    return render_page(make(*arguments))
+
+
+def large() -> Result:
+    return result(calls=calls(100_000, 4000))
 
 
 def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:

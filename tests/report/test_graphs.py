@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from trueup.doors.report import charts
-from trueup.doors.report.html import render_page
 from trueup.foundation.model import Result
 
 from .browser import ABSENT, CHROMIUM, DRIVER, Browser, browser
-from .results import HOSTILE, culprit, result
+from .results import HOSTILE, culprit, rendered, result
 from .test_html import hostile
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=ABSENT)
@@ -59,12 +58,16 @@ def layers(count: int = 4, each: int = 2) -> pa.Table:
     )  # fmt: skip
 
 
-def show(window: Browser, shown: Result, folder: Path) -> None:
+def show(window: Browser, make: Callable[[], Result], folder: Path) -> None:
     page = folder / "index.html"
-    page.write_text(render_page(shown), encoding="utf-8")
+    page.write_text(rendered(make), encoding="utf-8")
     window.open(page)
     window.run("document.getElementById('side-by-side').scrollIntoView()")
     window.wait(READY)
+
+
+def decoder() -> Result:
+    return result(calls=layers())
 
 
 def names(window: Browser, side: str) -> list[Any]:
@@ -78,7 +81,7 @@ def chosen(window: Browser) -> list[Any]:
 
 
 def test_it_opens_on_the_culprit_in_both_trees(window: Browser, tmp_path: Path) -> None:
-    show(window, result(calls=layers()), tmp_path)
+    show(window, decoder, tmp_path)
     picked = "return [...document.querySelectorAll('.node[aria-selected=true] .name')].map((e) => e.textContent)"
     assert window.run(picked) == ["torch.softmax#0", "torch.softmax#0"]
     assert "rule" in window.run("return document.getElementById('chosen').textContent")
@@ -89,7 +92,7 @@ def test_it_opens_on_the_culprit_in_both_trees(window: Browser, tmp_path: Path) 
 def test_it_opens_on_a_culprit_that_one_run_alone_has(window: Browser, tmp_path: Path) -> None:
     rows = layers()
     rows = rows.set_column(rows.column_names.index("role"), "role", pa.array([""] * rows.num_rows))
-    show(window, result(culprits=(culprit(seq=(-1, 1)),), calls=rows), tmp_path)
+    show(window, lambda: result(culprits=(culprit(seq=(-1, 1)),), calls=rows), tmp_path)
     assert chosen(window) == ["torch.nn.functional.linear#1"]
     assert "only in the candidate" in window.run("return document.getElementById('chosen').textContent")
 
@@ -100,7 +103,7 @@ def test_each_tree_has_its_own_names_and_they_are_linked(window: Browser, tmp_pa
     other = [name.as_py().replace("layers", "blocks") if "self_attn" in name.as_py() else None for name in rows["scope"]]
     softmax = ["torch.nn.functional.softmax" if op.as_py() == "torch.softmax" else None for op in rows["op"]]
     rows = rows.append_column("scope_baseline", pa.array(other)).append_column("op_baseline", pa.array(softmax))
-    show(window, result(calls=rows), tmp_path)
+    show(window, lambda: result(calls=rows), tmp_path)
     picked = "return [...document.querySelectorAll('.node[aria-selected=true] .name')].map((e) => e.textContent)"
     assert window.run(picked) == ["torch.nn.functional.softmax#0", "torch.softmax#0"]
     told = window.run("return document.getElementById('chosen').textContent")
@@ -114,7 +117,7 @@ def test_each_tree_has_its_own_names_and_they_are_linked(window: Browser, tmp_pa
 
 
 def test_what_one_run_alone_has_stands_in_its_tree_alone(window: Browser, tmp_path: Path) -> None:
-    show(window, result(calls=layers()), tmp_path)
+    show(window, decoder, tmp_path)
     window.run("document.querySelector('#side-by-side [name=unfold]').click()")
     window.run("document.querySelectorAll('[data-side]').forEach((e) => { e.scrollTop = 0; })")
     window.wait("document.querySelectorAll('.node:has(.call) .alone').length === 2")
@@ -126,7 +129,7 @@ def test_what_one_run_alone_has_stands_in_its_tree_alone(window: Browser, tmp_pa
 
 
 def test_folding_and_choosing_are_linked_and_answer_to_keys(window: Browser, tmp_path: Path) -> None:
-    show(window, result(calls=layers()), tmp_path)
+    show(window, decoder, tmp_path)
     window.run("document.querySelector('#side-by-side [name=fold]').click()")
     assert names(window, "baseline") == names(window, "candidate") == ["model"]
     window.run("document.querySelector('[data-side=candidate] .node').click()")
@@ -144,7 +147,7 @@ def test_folding_and_choosing_are_linked_and_answer_to_keys(window: Browser, tmp
 
 
 def test_search_goes_from_one_to_the_next(window: Browser, tmp_path: Path) -> None:
-    show(window, result(calls=layers()), tmp_path)
+    show(window, decoder, tmp_path)
     typed = """
         const field = document.querySelector('#side-by-side [name=words]');
         field.value = arguments[0]; field.dispatchEvent(new Event('input', { bubbles: true })); field.focus();"""
@@ -161,7 +164,7 @@ def test_search_goes_from_one_to_the_next(window: Browser, tmp_path: Path) -> No
 
 
 def test_foreign_names_are_text(window: Browser, tmp_path: Path) -> None:
-    show(window, hostile(), tmp_path)
+    show(window, hostile, tmp_path)
     window.run("document.querySelector('#side-by-side [name=unfold]').click()")
     assert window.run("return document.querySelectorAll('#side-by-side img, #side-by-side script').length") == 0
     assert window.run("return window.hacked === undefined")
@@ -171,7 +174,7 @@ def test_foreign_names_are_text(window: Browser, tmp_path: Path) -> None:
 
 def test_the_trees_need_no_library(window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "available", lambda: False)
-    show(window, result(calls=layers()), tmp_path)
+    show(window, decoder, tmp_path)
     assert "torch.softmax#0" in names(window, "candidate")
     assert window.errors() == []
 
@@ -181,7 +184,7 @@ def test_a_hundred_thousand_nodes_stay_fluid(window: Browser, tmp_path: Path) ->
     rows = layers(80, 125)
     assert rows.num_rows == 100_000
     shown = dataclasses.replace(result(calls=rows), settings=())
-    show(window, shown, tmp_path)
+    show(window, lambda: shown, tmp_path)
     unfold = "document.querySelector('#side-by-side [name=unfold]').click()"
     took = window.run(f"const from = performance.now(); {unfold}; return performance.now() - from")
     height = window.run("return document.querySelector('[data-side=candidate]').scrollHeight")

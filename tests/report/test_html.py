@@ -20,7 +20,7 @@ from trueup.doors.report import charts
 from trueup.doors.report.html import embedded, pack, render_fragment, render_page, told_apart
 from trueup.foundation.model import Evidence, Result, Rule, SetOtherwise
 
-from .results import HOSTILE, calls, crowded, culprit, evidence, missing, ranks, result, run
+from .results import HOSTILE, calls, crowded, culprit, evidence, large, missing, ranks, rendered, result, run
 
 
 def hostile() -> Result:
@@ -64,7 +64,7 @@ def blocks(page: str) -> dict[str, str]:
 
 def test_hostile_text_makes_no_element_and_no_script() -> None:
     page, plain = (
-        render_page(hostile()),
+        rendered(hostile),
         render_page(result(culprits=(culprit(), culprit()), unmatched=(missing(),), notes=("n",))),
     )
     assert "\x1b" not in page
@@ -84,7 +84,7 @@ def test_data_blocks_are_strict_json_without_markup() -> None:
 
 
 def test_the_policy_allows_the_scripts_inside_and_nothing_from_elsewhere() -> None:
-    page = render_page(result())
+    page = rendered(result)
     policy = next(a["content"] for t, a in Elements(page).seen if t == "meta" and a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
@@ -128,12 +128,12 @@ def test_missing_and_empty_columns_are_packed() -> None:
 
 def test_a_page_is_small() -> None:
     assert sum(map(len, charts.library())) < 2.1e6  # 1.95 MB with Bokeh 3.9: core, widgets, tables; 0.72 MB compressed
-    assert len(render_page(crowded())) < 1e6
-    assert len(render_page(result(calls=calls(100_000, 4000)))) < 4e6
+    assert len(rendered(crowded)) < 1e6
+    assert len(rendered(large)) < 4e6
 
 
 def test_the_library_is_the_one_whose_hashes_the_policy_has() -> None:
-    page = render_page(result())
+    page = rendered(result)
     parts = [zlib.decompress(base64.b64decode(part)).decode() for part in json.loads(blocks(page)["library"])]
     assert parts == charts.library()
     assert all(base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() in page for part in parts)
@@ -149,7 +149,7 @@ def test_without_bokeh_the_page_has_plain_tables(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_said() -> None:
-    page = re.sub(r"<script>.*?</script>", "", render_page(crowded()), flags=re.DOTALL)
+    page = re.sub(r"<script>.*?</script>", "", rendered(crowded), flags=re.DOTALL)
     for text in (
         "torch.lstm, backward: inputs agree, outputs do not",
         "first culprit: neck.lstm, backward, step 0, rank 0", "torch.lstm / aten::_thnn_fused_lstm_cell_backward…",
@@ -162,7 +162,7 @@ def test_what_is_said() -> None:
 
 
 def test_an_aligned_page_has_no_culprit() -> None:
-    page = render_page(result("aligned"))
+    page = rendered(result, "aligned")
     assert 'data-verdict="aligned"' in page
     assert 'id="culprit"' not in page
     assert '<details class="more" id="more"' in page  # the calls are folded
@@ -186,7 +186,7 @@ def test_settings_that_differ_are_a_table() -> None:
     assert "AdamW lr</th>" in page
     assert "1 difference that cannot change the numbers" in page
     assert "<img" not in page
-    assert 'id="settings"' not in render_page(result())
+    assert 'id="settings"' not in rendered(result)
 
 
 def test_the_notebook_fragment() -> None:
@@ -208,7 +208,7 @@ def test_bokeh_is_imported_only_for_a_page() -> None:
 
 
 def test_the_first_difference_on_each_rank_is_a_table() -> None:
-    page = render_page(ranks())
+    page = rendered(ranks)
     for text in ('id="ranks"', "First on each rank", "c10d::allreduce_", "rank 0, arose on rank 1", "rank 2, cause not known"):
         assert text in page, text
-    assert 'id="ranks"' not in render_page(crowded())
+    assert 'id="ranks"' not in rendered(crowded)

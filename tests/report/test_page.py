@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trueup.doors.report.html import render_page
 from trueup.foundation.model import Result
 
 from .browser import ABSENT, CHROMIUM, DRIVER, Browser, browser
-from .results import calls, crowded, missing, result
+from .results import crowded, large, missing, rendered, result
 from .test_html import hostile
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=ABSENT)
@@ -36,11 +35,20 @@ def window() -> Iterator[Browser]:
         yield opened
 
 
-def show(window: Browser, shown: Result, folder: Path) -> None:
+def show(window: Browser, folder: Path, make: Callable[..., Result], *arguments: str) -> None:
+    """Open the page of a result."""
     page = folder / "index.html"
-    page.write_text(render_page(shown), encoding="utf-8")
+    page.write_text(rendered(make, *arguments), encoding="utf-8")
     window.open(page)
     window.wait(READY)
+    window.untouched = ""
+
+
+def see(window: Browser, folder: Path, make: Callable[..., Result]) -> None:
+    """Open the page of a result, if it is not open as it was, for a test that leaves it so."""
+    if window.untouched != make.__name__:
+        show(window, folder, make)
+        window.untouched = make.__name__
 
 
 def choose(window: Browser, **values: str) -> str:
@@ -66,7 +74,7 @@ def cells(window: Browser) -> list[str]:
 
 
 def test_it_opens_on_the_verdict_with_the_deviating_calls(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    see(window, tmp_path, result)
     assert window.errors() == []
     head = window.run("return document.querySelector('h1').textContent")
     assert head == "DEVIATES torch.lstm, backward: inputs agree, outputs do not"
@@ -79,7 +87,7 @@ def test_it_opens_on_the_verdict_with_the_deviating_calls(window: Browser, tmp_p
 
 
 def test_filters(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     assert choose(window, state="all") == "1,240 of 1,240"
     assert (
         choose(window, text="NECK lstm")
@@ -98,7 +106,7 @@ def test_filters(window: Browser, tmp_path: Path) -> None:
 
 
 def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     click = DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('error out')).click()"
     drawn = (
         DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
@@ -113,7 +121,7 @@ def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> Non
 
 
 def test_sorting_texts_keeps_the_order_of_equal_ones(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     choose(window, state="all")
     cells_of = "[4, 5].map((k) => r.querySelectorAll('.slick-cell')[k].textContent)"
     drawn = DEEP + f"return all(document, '.slick-row').map((r) => {cells_of})"
@@ -124,13 +132,12 @@ def test_sorting_texts_keeps_the_order_of_equal_ones(window: Browser, tmp_path: 
     assert [tuple(row) for row in shown] == sorted(before, key=lambda row: row[0])[: len(shown)]
 
 
-@pytest.mark.parametrize("key", [ENTER, " "])
-def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path, key: str) -> None:
-    show(window, crowded(), tmp_path)
+def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path) -> None:
+    show(window, tmp_path, crowded)
     focused = "let at = document.activeElement; while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;"
     window.run(DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('error out')).focus()")
     shown = DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
-    for rising in (True, False):
+    for key, rising in ((ENTER, True), (ENTER, False), (" ", True), (" ", False)):
         window.press(key)
         window.rest(0.3)
         errors = window.run(shown)
@@ -139,7 +146,7 @@ def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path, key: str
 
 
 def test_a_row_chosen_by_mouse_or_key_is_shown_in_full(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     window.run("document.getElementById('calls').scrollIntoView()")
     box = "const { x, y } = all(document, '.slick-cell')[0].getBoundingClientRect();"
     window.click(*window.run(DEEP + box + "return [Math.round(x) + 5, Math.round(y) + 5]"))
@@ -158,7 +165,7 @@ def test_light_and_dark(window: Browser, tmp_path: Path) -> None:
     looks = {}
     for look in ("light", "dark"):
         window.look(look)
-        show(window, result(), tmp_path)
+        show(window, tmp_path, result)
         looks[look] = [window.run(script) for script in (background, axis, cell)]
     assert all(a != b for a, b in zip(looks["light"], looks["dark"], strict=True))
     window.run("document.getElementById('theme').click()")
@@ -170,13 +177,15 @@ def test_light_and_dark(window: Browser, tmp_path: Path) -> None:
 def test_contrast(window: Browser, tmp_path: Path, look: str) -> None:
     """WCAG 2.1 AA: 4.5 to 1 for text, 3 to 1 for lines that mean something."""
     window.look(look)
-    show(window, result(), tmp_path)
+    see(window, tmp_path, result)
     script = """
         const probe = document.body.appendChild(document.createElement('i'));
-        return Object.fromEntries(arguments[0].map((name) => {
+        const found = Object.fromEntries(arguments[0].map((name) => {
             probe.style.color = `var(${name})`;
             return [name, getComputedStyle(probe).color.match(/[0-9]+/g).slice(0, 3).map(Number)];
-        }));"""
+        }));
+        probe.remove();
+        return found;"""
     names = [
         "page",
         "sheet",
@@ -213,7 +222,7 @@ def luminance(rgb: list[int]) -> float:
 
 
 def test_hostile_captures_run_nothing(window: Browser, tmp_path: Path) -> None:
-    show(window, hostile(), tmp_path)
+    show(window, tmp_path, hostile)
     choose(window, state="all")
     window.run(DEEP + "all(document, '.slick-cell')[0].click()")
     window.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
@@ -225,10 +234,7 @@ def test_hostile_captures_run_nothing(window: Browser, tmp_path: Path) -> None:
 
 
 def test_a_hundred_thousand_calls_open_and_filter(window: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "index.html"
-    page.write_text(render_page(result(calls=calls(100_000, 4000))), encoding="utf-8")
-    window.open(page)
-    window.wait(READY)
+    show(window, tmp_path, large)
     assert window.run(SHOWN) == "4,000 of 100,000"
     choose(window, state="all")
     filtered = """
@@ -246,14 +252,14 @@ def test_a_hundred_thousand_calls_open_and_filter(window: Browser, tmp_path: Pat
 
 
 def test_everything_at_once(window: Browser, tmp_path: Path) -> None:
-    show(window, crowded(), tmp_path)
+    see(window, tmp_path, crowded)
     assert window.errors() == []
     assert window.run("return document.querySelectorAll('.further').length") == 5
     assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_an_aligned_result_shows_all_calls(window: Browser, tmp_path: Path) -> None:
-    show(window, result("aligned"), tmp_path)
+    show(window, tmp_path, result, "aligned")
     assert window.run("return document.documentElement.scrollHeight") < 1600  # short, until somebody asks for more
     window.run("document.querySelector('nav a[href=\"#calls\"]').click()")
     window.wait("document.getElementById('more').dataset.ready !== undefined")
@@ -262,7 +268,7 @@ def test_an_aligned_result_shows_all_calls(window: Browser, tmp_path: Path) -> N
 
 
 def test_it_prints_the_plain_table(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    see(window, tmp_path, result)
     window.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").stat().st_size > 20_000
     assert window.errors() == []
@@ -270,7 +276,7 @@ def test_it_prints_the_plain_table(window: Browser, tmp_path: Path) -> None:
 
 def test_on_paper_a_chart_is_as_wide_as_the_paper(window: Browser, tmp_path: Path) -> None:
     """It is drawn as wide as the window, and was cut off there: a picture of it stands there, and the chart again afterwards."""
-    show(window, result(), tmp_path)
+    see(window, tmp_path, result)
     chart = "const chart = document.getElementById('loss-chart'); "
     window.run("window.dispatchEvent(new Event('beforeprint'))")
     picture = "const { tagName, style } = chart.nextElementSibling; return [chart.style.display, tagName, style.width]"
@@ -282,7 +288,7 @@ def test_on_paper_a_chart_is_as_wide_as_the_paper(window: Browser, tmp_path: Pat
 
 
 def test_print_shows_plain_tables_and_no_controls(window: Browser, tmp_path: Path) -> None:
-    show(window, result(unmatched=(missing(),)), tmp_path)
+    show(window, tmp_path, lambda: result(unmatched=(missing(),)))
     window.medium("print")
     shown = "return [...document.querySelectorAll(arguments[0])].some((e) => e.getClientRects().length)"
     try:
@@ -303,19 +309,19 @@ def tapped(window: Browser, plot: str, nth: int, series: int = 0) -> str:
     return str(window.run(SHOWN))
 
 
-@pytest.mark.parametrize("plot", ["loss", "gradient norm"])
-def test_a_point_of_a_curve_shows_the_calls_of_its_step(window: Browser, tmp_path: Path, plot: str) -> None:
-    show(window, result(), tmp_path)
-    assert window.run(f"return {MODEL}.renderers[0].data_source.data.step.length", plot) == 3
+def test_a_point_of_a_curve_shows_the_calls_of_its_step(window: Browser, tmp_path: Path) -> None:
+    show(window, tmp_path, result)
     there = sum(step == 2 for step in result().calls["step"].to_pylist())
-    assert tapped(window, plot, 2) == f"{there:,} of 1,240"
-    assert set(column(window, "step")) == {2}
-    tapped(window, plot, 1)  # and again, after the first was forgotten
-    assert set(column(window, "step")) == {1}
+    for plot in ("loss", "gradient norm"):
+        assert window.run(f"return {MODEL}.renderers[0].data_source.data.step.length", plot) == 3
+        assert tapped(window, plot, 2) == f"{there:,} of 1,240"
+        assert set(column(window, "step")) == {2}
+        tapped(window, plot, 1)  # and again, after the first was forgotten
+        assert set(column(window, "step")) == {1}
 
 
 def test_the_overview_has_every_culprit_and_leads_to_its_row(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     names = window.run(f"return {MODEL}.renderers.map((r) => r.name)", "overview")
     assert names == ["agrees", "passes on", "incomparable", "deviates", "culprit"]
     points = window.run(f"return {MODEL}.renderers.map((r) => r.data_source.data.seq.length)", "overview")
@@ -329,7 +335,7 @@ def test_the_overview_has_every_culprit_and_leads_to_its_row(window: Browser, tm
 
 
 def test_the_tree_by_mouse_and_by_keys(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     seen = "[...document.querySelectorAll('#tree li > .row .name')].filter((e) => e.offsetParent)"
     names = f"return {seen}.map((e) => e.textContent.trim())"
     assert "backbone" in window.run(names)
@@ -355,8 +361,7 @@ def test_the_tree_by_mouse_and_by_keys(window: Browser, tmp_path: Path) -> None:
 
 def test_a_call_of_the_picture_leads_to_its_row(window: Browser, tmp_path: Path) -> None:
     rows = result().calls
-    window.run("")
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     assert window.run("return document.querySelectorAll('.around .box').length") == 5
     assert window.run("return document.querySelectorAll('.around a').length") == 4  # one is in the candidate only
     assert "grad_input.0 → grad_output.0: rel. L2 2.1e-1" in window.run("return document.querySelector('.around svg').textContent")
@@ -368,7 +373,7 @@ def test_a_call_of_the_picture_leads_to_its_row(window: Browser, tmp_path: Path)
 
 
 def test_sorting_and_thresholds_by_the_form(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     choose(window, state="all", sort="error out")
     errors = column(window, "error_out")
     assert errors == sorted(errors, reverse=True)
@@ -383,7 +388,7 @@ def test_sorting_and_thresholds_by_the_form(window: Browser, tmp_path: Path) -> 
 
 
 def test_histograms_are_drawn_when_they_are_seen(window: Browser, tmp_path: Path) -> None:
-    show(window, crowded(), tmp_path)
+    show(window, tmp_path, crowded)
     count = DEEP + "return [...document.querySelectorAll('.histogram')].filter((e) => all(e, 'canvas').length).length"
     assert window.run(f"return {MODEL} !== undefined", "histogram")
     drawn = window.run(count)
@@ -417,21 +422,21 @@ AUDIT = """
     return bad;"""
 
 
-@pytest.mark.parametrize("look", ["light", "dark"])
-def test_all_text_has_contrast(window: Browser, tmp_path: Path, look: str) -> None:
+def test_all_text_has_contrast(window: Browser, tmp_path: Path) -> None:
     """WCAG 2.1 AA for every element that shows text, against what lies behind it."""
-    window.look(look)
-    show(window, crowded(), tmp_path)
+    show(window, tmp_path, crowded)
     window.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     window.run("document.querySelectorAll('#tree ul[hidden]').forEach((part) => { part.hidden = false; })")
     window.run("document.getElementById('side-by-side').scrollIntoView()")
     window.wait("document.querySelectorAll('.node .deviates, .node [class*=bad-]').length > 0")
-    assert window.run(AUDIT) == []
+    for look in ("light", "dark"):
+        window.look(look)
+        assert window.run(AUDIT) == [], look
     window.look("light")
 
 
 def test_all_that_can_be_done_by_mouse_can_be_reached_by_tab(window: Browser, tmp_path: Path) -> None:
-    show(window, result(), tmp_path)
+    show(window, tmp_path, result)
     window.run("document.body.focus()")
     seen = set()
     name = "const e = document.activeElement; return e.id || e.name || e.className.baseVal || e.className || e.tagName"
@@ -443,14 +448,16 @@ def test_all_that_can_be_done_by_mouse_can_be_reached_by_tab(window: Browser, tm
     assert wanted <= {word for name in seen for word in name.split()}
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(tmp_path: Path) -> None:
-    with browser(500, 900) as small:
-        show(small, crowded(), tmp_path)
-        assert small.run("return document.documentElement.scrollWidth <= window.innerWidth")
+def test_a_narrow_window_needs_no_sideways_scrolling(window: Browser, tmp_path: Path) -> None:
+    window.resize(500)
+    show(window, tmp_path, crowded)
+    wide, there = window.run("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= there == 500
+    window.resize(1280)
 
 
 def test_a_hundred_thousand_calls_sort_fast(window: Browser, tmp_path: Path) -> None:
-    show(window, result(calls=calls(100_000, 4000)), tmp_path)
+    show(window, tmp_path, large)
     choose(window, state="all")
     script = """
         const form = document.getElementById('filters'), table = %s;
@@ -475,7 +482,7 @@ def test_the_picture_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
     page = tmp_path / "index.html"
-    page.write_text(render_page(result()), encoding="utf-8")
+    page.write_text(rendered(result), encoding="utf-8")
     assert 5_000 < picture.photograph(page, tmp_path / "report.png", CHROMIUM) < picture.MOST
     assert (root / "docs/report.png").stat().st_size < picture.MOST
     monkeypatch.setenv("PATH", str(tmp_path))

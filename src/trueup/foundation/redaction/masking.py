@@ -16,6 +16,9 @@ MASK = "***"
 PLAIN = frozenset({"", "true", "false", "none", "null", MASK})
 """Values that are no secret under any name: switches (``use_auth_token=True``), and what is masked already."""
 
+LONG = 512
+"""Characters of a text above which what it becomes is not kept. A manifest is masked whenever it is written, and most of it stays."""
+
 _NAME = r"(?P<name>-{0,2}[A-Za-z_][\w.-]{0,200})"
 _ASSIGNED = re.compile(rf"(?<![\w.-]){_NAME}\\*[\"']?\]?\s{{0,8}}(?:=>|:=|=(?!=\s)|:)\s{{0,8}}")
 """``name=``, ``name: ``, ``"name": ``, ``x["name"] = ``."""
@@ -86,6 +89,11 @@ def _element(word: str) -> str:
 
 
 def _in_text(text: str) -> str:
+    return _masked.__wrapped__(text) if len(text) > LONG else _masked(text)
+
+
+@lru_cache(maxsize=1 << 12)
+def _masked(text: str) -> str:
     text = _shapes(text, code=False)
     for head in (_ASSIGNED, _LISTED, _OPTION):
         text = _behind(head, _VALUE, text)
