@@ -48,7 +48,7 @@ def launched(out: Path, *command: str | Path) -> Capture:
 def test_torchrun(tmp_path: Path) -> None:
     if not TORCHRUN.exists():
         pytest.skip("torchrun is not installed beside this Python")
-    capture = launched(tmp_path / "capture", TORCHRUN, *RENDEZVOUS, "--nproc-per-node", "2")
+    capture = launched(tmp_path / "capture", sys.executable, TORCHRUN, *RENDEZVOUS, "--nproc-per-node", "2")
     assert first_inputs(capture) == {0: 1.0, 1: 2.0}
     assert {rank: (m["rank"], m["world_size"]) for rank, m in capture.ranks.items()} == {0: (0, 2), 1: (1, 2)}
 

@@ -17,7 +17,7 @@ PLAIN = frozenset({"", "true", "false", "none", "null", MASK})
 """Values that are no secret under any name: switches (``use_auth_token=True``), and what is masked already."""
 
 LONG = 512
-"""Characters of a text above which what it becomes is not kept. A manifest is masked whenever it is written, and most of it stays."""
+"""Characters of a text above which what it becomes is not kept. A manifest is masked at each writing, and most of it stays."""
 
 _NAME = r"(?P<name>-{0,2}[A-Za-z_][\w.-]{0,200})"
 _ASSIGNED = re.compile(rf"(?<![\w.-]){_NAME}\\*[\"']?\]?\s{{0,8}}(?:=>|:=|=(?!=\s)|:)\s{{0,8}}")
