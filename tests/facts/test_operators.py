@@ -89,6 +89,11 @@ def test_the_examples_of_the_module() -> None:
     assert (found.attempted, found.failed) == (3, 0)
 
 
+def test_the_rows_of_a_fact_are_those_of_the_whole_table() -> None:
+    for fact in {row["name"] for row in table()["fact"]}:
+        assert operators._facts(fact) == [row for row in table()["fact"] if row["name"] == fact]
+
+
 def test_an_unknown_fact_is_refused() -> None:
     with pytest.raises(KeyError, match=r"operators\.toml has no fact 'magic'"):
         has("aten::add", "magic")

@@ -29,7 +29,12 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 def packaged(package: str, *path: str) -> dict[str, Any]:
     """Read a file that comes along with a package."""
-    return tomllib.loads(resources.files(package).joinpath(*path).read_text("utf-8"))
+    return tomllib.loads(text_along(package, *path))
+
+
+def text_along(package: str, *path: str) -> str:
+    """Return the text of a file that comes along with a package."""
+    return resources.files(package).joinpath(*path).read_text("utf-8")
 
 
 def read(file: Path, what: str, see: str) -> dict[str, Any]:

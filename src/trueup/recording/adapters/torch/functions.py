@@ -7,19 +7,21 @@ Level `aten`: every dispatcher operator, in forward, recompute, backward, optimi
 """
 
 from __future__ import annotations
+import __future__
 
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_name
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.foundation.facts.operators import has, says
@@ -305,9 +307,37 @@ def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
     return not (special or name.startswith(UNVERSIONED))
 
 
-full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
-"""The name under which a function can be overridden. PyTorch's wrapper changes the filters of warnings for a moment
-(PyTorch 2.13), after which Python shows each warning of the program again."""
+@cache
+def _public() -> dict[Any, str]:
+    """Return the names under which functions can be overridden, as PyTorch's own `resolve_name` (2.13) knows them: a method of a
+    property has that property's. To ask it makes the list of what is tested besides, which took a fifth of the first step of a
+    small training, and its wrapper changes the filters of warnings, after which Python shows each warning of the program again."""
+    names: dict[Any, str] = {}
+    lists = {
+        "torch": (torch, torch.__all__), "torch.functional": (torch.functional, torch.functional.__all__),
+        **{name: (owner, dir(owner)) for name, owner in (
+            ("torch.nn.functional", torch.nn.functional), ("torch.nn.init", torch.nn.init), ("torch.Tensor", torch.Tensor),
+            ("torch.linalg", torch.linalg), ("torch.fft", torch.fft), ("torch.special", torch.special),
+        )},
+    }  # fmt: skip
+    for where, (owner, listed) in lists.items():
+        for name in listed:
+            if name == "__weakref__" if owner is torch.Tensor else name.startswith("__") or name == "unique_dim":
+                continue
+            func = getattr(owner, name)
+            if isinstance(func, ModuleType | __future__._Feature):
+                continue
+            if callable(func):
+                if owner is not torch.Tensor or getattr(object, name, None) != func:
+                    names[func] = f"{where}.{name}"
+            elif hasattr(func, "__get__"):
+                names[func.__get__], names[func.__set__] = f"{where}.{name}.__get__", f"{where}.{name}.__set__"
+    return names
+
+
+def full_name(func: Callable[..., Any]) -> str | None:
+    """Return the name under which a function can be overridden, None where it cannot."""
+    return str(func) if isinstance(func, OpOverload | OpOverloadPacket) else _public().get(func)
 
 
 def name_of(func: Callable[..., Any]) -> str | None:

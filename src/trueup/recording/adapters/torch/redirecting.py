@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from trueup.foundation.frameworks import cuda_version
-from trueup.recording.adapters.torch.functions import line_of
+from trueup.recording.adapters.torch.functions import full_name, line_of
 
 VARIABLE = "TRUEUP_REDIRECT"
 """Environment variable: a JSON file with ``device`` (a type, or empty for the accelerator that is there), ``names``, ``sinks`` and
@@ -33,8 +33,6 @@ VARIABLE = "TRUEUP_REDIRECT"
 CUDA = re.compile(r"cuda(:\d+)?")
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]), sysconfig.get_path("stdlib"), "<frozen")
 _calling = threading.local()
-_full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
-"""Past a wrapper that changes the filters of warnings, after which Python shows each warning again; see `functions.full_name`."""
 DEVICE = torch.device  # the class itself: a stand-in takes its place
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -164,7 +162,7 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         before = calling()
-        full = _full_name(func) or name
+        full = full_name(func) or name
         _calling.name = before or full
         try:
             if func is torch.Tensor.cuda:
