@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from trueup.foundation.frameworks.dialect import Dialect
+from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.settings import differing
 
 
@@ -69,3 +71,20 @@ def test_an_optimizer_or_a_layer_that_no_table_has_says_nothing() -> None:
     assert said(here, there) == []
     for odd in ([7], [{"class": "Adam", "groups": 7, "changes": 7, "parameters": 7, "clipping": 7}]):
         assert said(here, {"framework": "paddle", "settings": {"optimizers": odd, "modules": {"norm": 7}}}) == []
+
+
+TORCH_CONVOLUTION, PADDLE_CONVOLUTION = "torch.nn.functional.conv2d", "paddle._C_ops.conv2d"
+
+
+@pytest.mark.parametrize(("torch", "paddle", "same"), [
+    ("{}", '{"stride": [1, 1], "dilation": [1, 1], "groups": 1}', True),
+    ('{"stride": 2, "groups": 1}', '{"stride": [2, 2], "dilation": [1, 1], "groups": 1}', True),
+    ('{"2": null, "3": [2, 2]}', '{"stride": [2, 2], "dilation": [1, 1], "groups": 1}', True),
+    ('{"stride": 2}', '{"stride": [2, 1], "dilation": [1, 1], "groups": 1}', False),
+    ("{}", '{"stride": [1, 1], "dilation": [1, 1], "groups": 2}', False),
+])  # fmt: skip
+def test_an_argument_is_the_same_however_a_framework_writes_it(torch: str, paddle: str, same: bool) -> None:
+    """PyTorch's users leave out what Paddle's layers always say, and write one number for two."""
+    here = Dialect("torch", Mapping(), candidate=False).arguments(TORCH_CONVOLUTION, torch)
+    there = Dialect("paddle", Mapping(), candidate=True).arguments(PADDLE_CONVOLUTION, paddle)
+    assert (here == there) is same, f"{here} {there}"

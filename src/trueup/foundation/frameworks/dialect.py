@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping as Lookup
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.frameworks.mapping import Mapping
+from trueup.foundation.frameworks.neutral import neutral_value
 from trueup.foundation.frameworks.tables import Axes, Function, Layer, Named, functions_by_op, layers_by_class, layers_by_name
 
 MODULE = "module"  # neutral name of a module that is none of the known layers: which one it is tells its scope
@@ -109,7 +109,7 @@ class Dialect:
         for n, one in enumerate(own.takes):
             at = one.own if one.own in recorded else str(n)
             if at in recorded:
-                found[one.neutral] = _valued(recorded[at], one, own.values.get(one.neutral, {}))
+                found[one.neutral] = neutral_value(recorded[at], one, own.values.get(one.neutral, {}))
         return found
 
     def arguments(self, op: str, value: str | None) -> str | None:
@@ -117,7 +117,7 @@ class Dialect:
         row = self.function(op)
         if row is None or not row.same:
             return None
-        same = {name: given for name, given in self.given(op, value).items() if name in row.same}
+        same = {name: _number(given) for name, given in self.given(op, value).items() if name in row.same}
         return json.dumps(same, sort_keys=True) if same else None
 
     def is_other(self, op: str, slots: set[str], value: str | None) -> bool:
@@ -141,12 +141,6 @@ def _taken(takes: tuple[Named, ...], own: str) -> str:
     return next((one.neutral for one in takes if one.own == own), "")
 
 
-def _valued(value: Any, one: Named, values: Lookup[str, Any]) -> Any:
-    """Return a framework's value in neutral terms."""
-    known = json.dumps(value)
-    if known in values:
-        return values[known]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if one.how == "1-" and is_number:
-        return round(1 - value, 12)
-    return float(value) if is_number else value
+def _number(value: Any) -> Any:
+    """Return a whole number as any other: 1 and 1.0 are the same argument."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

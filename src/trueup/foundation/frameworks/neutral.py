@@ -25,7 +25,9 @@ CONVERTED: Mapping[str, Callable[[Any], Any]] = {
 def neutral_settings(settings: Mapping[str, Any], own: Own) -> dict[str, Any]:
     """Return settings by neutral names and values; those that an instance lacks are left out."""
     held = [(one, name) for one in own.settings for name in (one.own, one.own.lstrip("_")) if name in settings]
-    found = {one.neutral: _neutral(settings[name], one, own.values.get(one.neutral, {})) for one, name in held}
+    found = {one.neutral: neutral_value(settings[name], one, own.values.get(one.neutral, {})) for one, name in held}
+    if found.get("padding_idx") == -1:  # Paddle's none
+        found["padding_idx"] = None
     if found.get("stride", 0) is None and "kernel_size" in found:  # a pooling's: Paddle writes that it was left out
         found["stride"] = found["kernel_size"]
     if found.get("padding") == "same" and found.get("stride") == 1:  # of an odd kernel the same on both sides
@@ -43,7 +45,9 @@ def _same_padding(settings: Mapping[str, Any], dilation: Any) -> Any:
     return both[0] if all(one == both[0] for one in both) else both
 
 
-def _neutral(value: Any, one: Named, values: Mapping[str, Any]) -> Any:
+def neutral_value(value: Any, one: Named, values: Mapping[str, Any]) -> Any:
+    """Return what a framework's value of an attribute or an argument is in neutral terms: by its table ``values``, else made by
+    ``one.how``; equal numbers of a list are one number, and a text is in small letters."""
     try:
         known = json.dumps(value)
     except TypeError:
@@ -51,8 +55,6 @@ def _neutral(value: Any, one: Named, values: Mapping[str, Any]) -> Any:
     if known in values:
         return values[known]
     made = CONVERTED[one.how](value) if one.how else value
-    if one.neutral == "padding_idx" and made == -1:
-        return None
     if isinstance(made, (list, tuple)):
         plain = list(made)
         return plain[0] if plain and all(x == plain[0] for x in plain) else plain
