@@ -15,7 +15,7 @@ from torch import nn
 
 from cli.conftest import Ran
 from trueup import capture, compare, open_capture
-from trueup.doors.report.legacy import MEASURES, REACHED, write_csv
+from trueup.doors.report.spreadsheet import MEASURES, REACHED, write_csv
 
 Command = Callable[..., Ran]
 NAME = "1/aten::tanh#0 output.0"

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trueup
-from trueup.doors.report import legacy, slot_pairs
-from trueup.doors.report.legacy import MEASURES, PLAIN, RED, YELLOW, headings, lines, text_cell, write_csv, write_xlsx
+from trueup.doors.report import slot_pairs, spreadsheet
 from trueup.doors.report.slot_pairs import reduced
+from trueup.doors.report.spreadsheet import MEASURES, PLAIN, RED, YELLOW, headings, lines, text_cell, write_csv, write_xlsx
 from trueup.foundation.kernels import summarize
 from trueup.foundation.model import NUMBERS, PACKED, Result, TrueupError
 from verdict.captures import Recording, Slot, compared
@@ -254,7 +254,7 @@ def test_reductions_are_those_of_pytorch(values: list[float]) -> None:
 
 def test_a_sheet_that_is_full_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xlsxwriter", reason="xlsxwriter is not installed")
-    monkeypatch.setattr(legacy, "SHEET_ROWS", 3)
+    monkeypatch.setattr(spreadsheet, "SHEET_ROWS", 3)
     sheets = workbook(write_xlsx(comparison(tmp_path, "stats"), tmp_path / "rows.xlsx"))
     assert [len(sheet) for sheet in sheets] == [4, 4, 4]
 
@@ -315,7 +315,7 @@ def test_every_slot_of_a_training_has_a_row(tmp_path: Path) -> None:
 def test_without_xlsxwriter_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     with pytest.raises(TrueupError, match=r"needs xlsxwriter, which is not installed\.\n  next:     pip install"):
-        legacy.xlsxwriter()
+        spreadsheet.xlsxwriter()
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trueup.comparison.result.comparing import compare as compare_captures
-from trueup.doors.report.legacy import Named
 from trueup.doors.report.saving import save
+from trueup.doors.report.spreadsheet import Named
 from trueup.exchange.readers import import_dump
 from trueup.exchange.readers.marker import Marker, beside, names_beside
 from trueup.foundation.model import Result, TrueupError

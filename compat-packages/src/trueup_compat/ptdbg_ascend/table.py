@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.doors.report.legacy import ABSENT, TYPES, VERDICTS, Layout, Named, lines, write_tables
+from trueup.doors.report.spreadsheet import ABSENT, TYPES, VERDICTS, Layout, Named, lines, write_tables
 from trueup.exchange.readers.marker import Marker
 from trueup.foundation.model import Result
 from trueup.foundation.store import Capture

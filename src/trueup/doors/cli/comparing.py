@@ -96,7 +96,7 @@ def compare(
 def _can_write(files: Mapping[str, File]) -> None:
     """Say before a comparison, not after, that a workbook needs a library; raises TrueupError."""
     if files["xlsx"] is not None:
-        from trueup.doors.report.legacy import xlsxwriter
+        from trueup.doors.report.spreadsheet import xlsxwriter
 
         xlsxwriter()
 
@@ -112,7 +112,7 @@ def _list_cosines(cosines: Cosines, most: float, limit: int, console: Terminal) 
 def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) -> None:
     """Write the files that were asked for, by their kind: ``csv``, ``xlsx``, ``junit``, ``sarif``."""
     from trueup.doors.report.ci import write_junit, write_sarif
-    from trueup.doors.report.legacy import write_csv, write_xlsx
+    from trueup.doors.report.spreadsheet import write_csv, write_xlsx
     from trueup.doors.report.terminal import print_written
 
     writers: dict[str, tuple[Callable[[Result, Path], Path], str]] = {
