@@ -15,7 +15,7 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, undo
 from trueup.migration.port.distributing import Distributor
-from trueup.migration.port.spreading import Batch, Seen, judged
+from trueup.migration.port.proving_ranks import Batch, Seen, judged
 
 ONE = """\
 import torch

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from trueup.migration.port import Ported
     from trueup.migration.port.proving import Proof
+    from trueup.migration.port.proving_ranks import Spread
     from trueup.migration.port.running import Ran
-    from trueup.migration.port.spreading import Spread
 
 HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")
 """The columns that MindStudio's converter gives its list of changes."""
