@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueup.analysis.audit import reading
+from trueup.analysis.audit.cast_danger import Danger, Kind, Numbers, family, is_mask, judge
 from trueup.analysis.audit.census import census, difference
-from trueup.analysis.audit.danger import Danger, Kind, Numbers, family, is_mask, judge
 from trueup.analysis.audit.reading import dtypes
 from trueup.foundation.facts.anomaly import Place
 from trueup.foundation.facts.criteria import is_product

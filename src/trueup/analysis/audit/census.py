@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from trueup.analysis.anomalies.kinds import limits
-from trueup.analysis.audit.danger import family
+from trueup.analysis.audit.cast_danger import family
 from trueup.analysis.audit.reading import Found, Places, Steps, calls, innermost, parts
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.store import Capture, open_capture
