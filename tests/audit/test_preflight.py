@@ -291,6 +291,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_first_step_of_a_command_and_its_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Which loss is divided, and which line draws first what the baseline does not draw; no folder that is gone is named."""
     script, other = tmp_path / "train.py", tmp_path / "other.py"

@@ -92,6 +92,7 @@ def test_show_gives_the_recorded_numbers_and_no_element(trueup: Command, sound: 
         assert said in ran.err
 
 
+@pytest.mark.usefixtures("warm")
 def test_verify_capture_names_each_tensor(trueup: Command, damaged: Path) -> None:
     ran = trueup("verify-capture", damaged, "--json", damaged.parent / "found.json")
     found = json.loads((damaged.parent / "found.json").read_text())
@@ -104,6 +105,7 @@ def test_verify_capture_names_each_tensor(trueup: Command, damaged: Path) -> Non
     assert f"tensor '{output_of_tanh(damaged)['payload_key']}' is damaged: its bytes have the digest" in said
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_tensor_that_no_call_reads_again_is_looked_at(trueup: Command, damaged: Path) -> None:
     """Only calls of levels api and aten are executed: the other side of the network does not touch the tensor."""
     ran = trueup("verify-capture", damaged, "--calls", "aten::t")

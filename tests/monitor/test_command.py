@@ -33,6 +33,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -66,6 +67,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_a_killed_run_wrote_is_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def test_another_name_for_torch() -> None:
     assert found.after.strip() == f"x = x.view(b, -1, h, w).{chosen}"
 
 
-@pytest.mark.usefixtures("autoloaded")
+@pytest.mark.usefixtures("autoloaded", "warm")
 def test_a_capture_is_assessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its operators are graded, with its lines; rewrites are of lines that ran, and not of a script that was edited since."""
     monkeypatch.chdir(tmp_path)

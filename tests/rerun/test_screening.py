@@ -49,6 +49,7 @@ def test_an_operator_that_is_wrong_in_one_model_is_told_from_those_that_are_righ
     assert (healthy.exit_code, healthy.policy, healthy.sentence) == (0, "", "npu computes no operator of 1 model wrong.")
 
 
+@pytest.mark.usefixtures("warm")
 def test_replay_of_several_captures(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "gelu-tanh-for-erf")
     out, saved = tmp_path / "out", tmp_path / "screening.json"
