@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,13 @@ def _at(
     first, last = statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
     if not _alone(statements, lines):
         return
+    written = isinstance(expression, ast.Assign)
+    parts = [formed(one, aliases) for one in ((expression.targets[0], expression.value) if written else (expression,))]
     for row in catalogue():
-        pattern: Any = ast.parse(row.before).body[0]
-        if isinstance(pattern, ast.Assign):
-            made = _written(row, pattern, expression, aliases, torch) if isinstance(expression, ast.Assign) else None
-        else:
-            made = None if isinstance(expression, ast.Assign) else _replaced(row, pattern.value, expression, aliases, torch)
+        wanted = _wanted(row.before)
+        if written != (len(wanted) == 2):
+            continue
+        made = (_written if written else _replaced)(row, wanted, expression, parts, torch)
         named = row.before.startswith(("torch.", "apex.")) and "(" in row.before
         if made is None or not (named or any(first <= line <= last for line in ran)):
             continue
@@ -217,28 +219,36 @@ def _head(statement: ast.stmt) -> str:
     return ""
 
 
-def _written(row: Rewrite, pattern: ast.Assign, statement: ast.Assign, aliases: Mapping[str, str], torch: str) -> str | None:
-    """Return what takes the place of ``X[M] = V``."""
+@cache
+def _wanted(before: str) -> tuple[Any, ...]:
+    """Return a pattern in the one form: what is written to, and the value, or an expression."""
+    pattern: Any = ast.parse(before).body[0]
+    parts = (pattern.targets[0], pattern.value) if isinstance(pattern, ast.Assign) else (pattern.value,)
+    return tuple(formed(one, {}) for one in parts)
+
+
+def _written(row: Rewrite, wanted: Sequence[Any], statement: ast.Assign, parts: Sequence[Any], torch: str) -> str | None:
+    """Return what takes the place of ``X[M] = V``; ``parts`` of the statement are in the one form."""
     bound: dict[str, Any] = {}
-    there, mine = statement.targets[0], pattern.targets[0]
-    if len(statement.targets) != 1 or not matches(formed(mine, {}), formed(there, aliases), bound, row.where):
+    if len(statement.targets) != 1:
         return None
-    if not matches(formed(pattern.value, {}), formed(statement.value, aliases), bound, row.where) or not _asks_of(bound):
+    if not all(matches(one, its, bound, row.where) for one, its in zip(wanted, parts, strict=True)) or not _asks_of(bound):
         return None
     return ast.unparse(_filled(row.after, bound, torch))
 
 
-def _replaced(row: Rewrite, pattern: ast.expr, expression: Any, aliases: Mapping[str, str], torch: str) -> str | None:
+def _replaced(row: Rewrite, wanted: Sequence[Any], expression: Any, parts: Sequence[Any], torch: str) -> str | None:
     """Return an expression with the first part that has the form replaced; the rest stays as it is written."""
-    wanted = formed(pattern, {})
-    for node in ast.walk(formed(expression, aliases)):
+    for node in ast.walk(parts[0]):
         bound: dict[str, Any] = {}
         origin = getattr(node, "origin", None)
-        if origin is None or not isinstance(node, ast.expr) or not matches(wanted, node, bound, row.where) or not _asks_of(bound):
+        if origin is None or not isinstance(node, ast.expr):
+            continue
+        if not matches(wanted[0], node, bound, row.where) or not _asks_of(bound):
             continue
         copies: dict[int, Any] = {}
-        whole = copy.deepcopy(expression, copies)
-        return ast.unparse(_Swap(copies[id(origin)], _filled(row.after, bound, torch)).visit(whole))
+        copied = copy.deepcopy(expression, copies)
+        return ast.unparse(_Swap(copies[id(origin)], _filled(row.after, bound, torch)).visit(copied))
     return None
 
 
