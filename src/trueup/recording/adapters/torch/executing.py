@@ -43,7 +43,10 @@ from trueup.recording.execution.judging import MASK, Bitwise, Judging, Result, p
 from trueup.recording.execution.local_error import Operation, rounding
 from trueup.recording.execution.recorded import ContextBroken, NotReplayable, RecordedCall, RecordedCalls, Untold
 
-WORKSPACES_OF: dict[str, tuple[str, str]] = {"aten::mkldnn_rnn_layer_backward": ("aten::mkldnn_rnn_layer", "output.3")}
+WORKSPACES_OF: dict[str, tuple[str, str]] = {
+    "aten::mkldnn_rnn_layer_backward": ("aten::mkldnn_rnn_layer", "output.3"),
+    "aten::_ctc_loss_backward": ("aten::_ctc_loss", "output.1"),
+}
 """Backward operators that read a workspace of their forward, which is not recorded (`workspace` in operators.toml)."""
 
 
@@ -99,9 +102,9 @@ class Replayer(Judging[Place]):
 
 
 def _same_inputs(forward: RecordedCall, backward: RecordedCall) -> bool:
-    """Tell whether a backward operator was given the input and the first weight of a forward one."""
-    sides = [(forward.tensors.get(s), backward.tensors.get(s)) for s in ("input.0", "input.1")]
-    return all(a is not None and b is not None and a.digest == b.digest for a, b in sides)
+    """Tell whether a backward operator was given the first two tensors of a forward one: input and weight, or scores and labels."""
+    given = {tensor.digest for slot, tensor in backward.tensors.items() if slot.startswith("input.")}
+    return all(one is not None and one.digest in given for one in map(forward.tensors.get, ("input.0", "input.1")))
 
 
 def provide(device: str, *, simulated: bool) -> None:
