@@ -162,3 +162,33 @@ def test_lists_of_weights_are_listed_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert trueup.compare(*runs).verdict == "aligned"
         counts.append(listed - before)
     assert 0 < counts[1] < 6 * counts[0]
+
+
+def scored(directory: Path, **options: Any) -> Path:
+    """Train a layer of one output, and numbers of no and of one dimension beside it, with Adam."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    scale, shift = torch.nn.Parameter(torch.tensor(0.5)), torch.nn.Parameter(torch.tensor([0.1]))
+    optimizer = torch.optim.Adam([*model.parameters(), scale, shift], lr=1e-2, **options)
+    with trueup.capture(directory, model=model):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.randn(32, 8)) * scale.exp() + shift - 1).square().mean().backward()
+            optimizer.step()
+    return directory
+
+
+@pytest.mark.parametrize(("options", "verdict"), [
+    ({"fused": True}, "aligned"), ({"foreach": True}, "aligned"), ({"fused": True, "betas": (0.9, 0.9)}, "deviates"),
+])  # fmt: skip
+@pytest.mark.parametrize("level", [None, ["module", "api"]])
+def test_a_weight_of_one_element_is_no_counter(options: dict[str, Any], verdict: str, level: Any, tmp_path: Path) -> None:
+    """The moments of a value head's bias are as small as the number of steps, which a fused kernel is given beside them."""
+    runs = scored(tmp_path / "loop", foreach=False), scored(tmp_path / "other", **options)
+    result = trueup.compare(*runs, level=level)
+    assert result.verdict == verdict, str(result)
+    if verdict == "aligned":
+        matched = set(result.matched["op"].to_pylist())
+        assert options == {"foreach": True} or "optimizer.step" in matched

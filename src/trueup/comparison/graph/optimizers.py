@@ -201,8 +201,20 @@ class Optimizer:
 
     def _operands(self, e: int) -> list[int]:
         """Return what a call reads for one of its results: of lists the tensors at the same place."""
-        inputs, numel, place = self._read[int(self.stream.call[e])], self.stream.numel, self._name(e).rpartition(".")[2]
-        return [k for k in sorted((*inputs[""], *inputs.get(place, ()))) if numel[k] == numel[e]]
+        numel, counts = self.stream.numel, self._counts if self.stream.numel[e] == 1 else ()
+        return [k for k in self._given(e) if numel[k] == numel[e] and int(self.stream.identity[k]) not in counts]
+
+    def _given(self, e: int) -> list[int]:
+        inputs = self._read[int(self.stream.call[e])]
+        return sorted((*inputs[""], *inputs.get(self._name(e).rpartition(".")[2], ())))
+
+    @cached_property
+    def _counts(self) -> set[int]:
+        """The single elements that larger weights are made with, which are no states of a weight of one element."""
+        stream = self.stream
+        larger = [end for start, end in self.chain_ends.items() if start in self.weights and stream.numel[end] > 1]
+        its = [k for end in larger for e in self._sources(end)[1] for k in self._given(e) if stream.numel[k] == 1]
+        return set(stream.identity[its].tolist())
 
     def _inputs(self, call: int) -> dict[str, list[int]]:
         """Return what a call reads by the place in its lists, "" for what is in none."""
@@ -237,7 +249,7 @@ class Optimizer:
             kept |= {end, *(after for _, after in update.states if after != NONE)}
         if not found:
             return None
-        return Step(found, list(self._counters().values()), self._all_for(kept))
+        return Step(found, list(self._counters(kept).values()), self._all_for(kept))
 
     def _is_same(self, k: int, other: int) -> bool:
         """Tell whether two slots hold one tensor: a moment of zeros is made "like" the weight."""
@@ -254,13 +266,14 @@ class Optimizer:
     def _is_read_later(self, e: int) -> bool:
         return (int(self.stream.seq[self.stream.call[e]]), int(self.stream.slot[e])) in self.later
 
-    def _counters(self) -> dict[int, int]:
-        """Return states of one element by digest, in the order of their values."""
+    def _counters(self, kept: set[int]) -> dict[int, int]:
+        """Return states of one element, but those of weights (``kept``), by digest, in the order of their values."""
         stream = self.stream
         ends = [
             e for start, e in self.chain_ends.items()
-            if stream.numel[e] == 1 and start not in self.weights and stream.is_identified[e]
-            and (self._is_read_later(e) or (self._producer(start) not in self.made and not self._is_gradient(start)))
+            if stream.numel[e] == 1 and start not in self.weights and e not in kept and stream.is_identified[e]
+            and (self._is_read_later(e) or (is_input(self._name(start)) and self._producer(start) not in self.made
+                                            and not self._is_gradient(start)))
         ]  # fmt: skip
         return {int(stream.identity[e]): e for e in sorted(ends, key=lambda e: float(stream.mean[e]))}
 
@@ -271,7 +284,8 @@ class Optimizer:
         while pending:
             call = pending.pop()
             done.add(call)
-            pending |= {int(stream.call[e]) for e in self._makers(call)} - done
+            its = {self.made.get(self._producer(k), NONE) for k in stream.slots(call).values()} - {NONE}
+            pending |= {int(stream.call[e]) for e in its} - done
         read = {*stream.producer.tolist(), *(seq for seq, _ in self.later)}
         for call in self.calls:
             largest = np.nan_to_num(stream.numel[stream.starts[call] : stream.starts[call + 1]]).max(initial=0)
@@ -283,10 +297,6 @@ class Optimizer:
             pending.update(inside)
             done.update(inside)
         return np.array(sorted(done), np.int64)
-
-    def _makers(self, call: int) -> list[int]:
-        """Return what the optimizer's other calls made of what a call reads."""
-        return [self.made[made] for k in self.stream.slots(call).values() if (made := self._producer(k)) in self.made]
 
     def _is_view(self, call: int) -> bool:
         """Tell whether all results of a call are tensors that it read; who reads such a view names what wrote the tensor."""
