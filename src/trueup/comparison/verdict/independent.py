@@ -66,8 +66,6 @@ def first_read_out(tree: Tree) -> float:
 
 MOST_INPUTS = 4
 """Inputs of which laws are tried, the first ones."""
-
-
 Law = Mapping[int, "float | Array"]
 """The parts that inputs have in the sum of an output, by slot; those in its mean are numbers of elements, by side and call."""
 
@@ -112,7 +110,6 @@ class Laws:
         self.numel: Array = self.numels[0]
         self.sums[:, its] = np.array([stream.mean[slots] for stream, slots in sides]) * self.numels[:, its]
         whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
-        self.unit = errors.unit
         self.known = np.zeros(len(errors.pair), bool)
         self.known[its] = (np.minimum(*(roundoffs[its] for roundoffs in errors.roundoffs)) > 0) & whole[0] & whole[1]
         self.known &= np.isfinite(self.sums).all(axis=0) & (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
@@ -157,7 +154,15 @@ class Laws:
 
     def _asked(self, kind: _Kind) -> Array:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
-        return self._differ(kind.pairs, kind.outputs) & (self.verdicts.role[kind.pairs] <= CARRIED_ON) & ~self._excused[kind.pairs]
+        excused = self._excused[kind.pairs]
+        if self._is_known(kind, "centres") or self.alone[kind.pairs].all():  # by definition, of what sums to one
+            excused = excused & ~np.array([*map(self._sums_alike, map(self.forward, kind.pairs.tolist()))])
+        return self._differ(kind.pairs, kind.outputs) & (self.verdicts.role[kind.pairs] <= CARRIED_ON) & ~excused
+
+    def _sums_alike(self, pair: int) -> bool:
+        """Tell whether a call's results sum to the same in both runs, as probabilities do whatever they are made of."""
+        its = [n for n in self.errors.entries(pair) if self.errors.outputs[n]] if pair >= 0 else []
+        return bool(its) and bool((np.abs(np.diff(self.sums[:, its], axis=0)) < SINGLE_DIGITS * np.abs(self.sums[0, its])).all())
 
     @cached_property
     def _excused(self) -> Array:
@@ -181,7 +186,7 @@ class Laws:
     def _rounding(self, kind: _Kind) -> Array:
         """Return the residual that rounding explains of each output."""
         own = self.criterion.certain * self.verdicts.own[kind.pairs]
-        biased = BIASED * np.minimum(self.unit[kind.outputs], SINGLE) * np.sqrt(self.numel[kind.outputs])
+        biased = BIASED * np.minimum(self.errors.unit[kind.outputs], SINGLE) * np.sqrt(self.numel[kind.outputs])
         return np.maximum(own, biased)
 
     def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, Reason]:

@@ -498,10 +498,10 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
         together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
         whys, call = {reason.why for reason in suspect.because}, suspect.judged.call.candidate
         saved = (suspect.rank, suspect.step, call.forward_seq) in known
+        if {Why.LAW, Why.RECOMPUTED} & whys:  # what an operator saved is an input of the one that reads it, and so accounted for
+            saved &= call.level != "aten"
         if Why.LAW in whys:  # what a wrong function saved keeps no law in its gradient
             saved |= any(c.phase != suspect.phase and _function(c) == _function(suspect) for c in culprits)
-        elif Why.RECOMPUTED in whys:  # what an operator saved is an input of the one that reads it: computed again from that
-            saved &= call.level != "aten"
         carried = suspect.kind == "input" or suspect.judged.error_in >= GONE  # an input no call made may hold it unseen
         if suspect.kind == "random":  # an earlier one, or its lack, left the generator elsewhere
             carried |= any(c.judged.row.random for c in culprits) or Why.DREW_BEFORE in whys
