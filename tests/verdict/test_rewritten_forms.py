@@ -80,3 +80,39 @@ def test_another_number_is_blamed(levels: str, runs: dict[str, Path]) -> None:
     assert result.verdict == "deviates", result.sentence
     assert result.culprit is not None
     assert "mul" in result.culprit.op
+
+
+class Turned(nn.Module):
+    """Rotary positions, of halves that are negated and swapped or of complex numbers: `cat` stands in both, of other tensors."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.rows, self.out = form, nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, angle = self.rows(x), torch.outer(torch.arange(6.0), 1e-2 ** (torch.arange(8.0) / 8))
+        first, second = rows[..., :8], rows[..., 8:]
+        if self.form == "complex":
+            turned = torch.complex(first.contiguous(), second.contiguous()) * torch.polar(torch.ones_like(angle), angle)
+            return self.out(torch.cat([turned.real, turned.imag], -1))
+        cos, sin = torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
+        return self.out(rows * cos + torch.cat([-second, first], -1) * (1.1 if self.form == "wrong" else 1.0) * sin)
+
+
+def turned(into: Path, form: str) -> Path:
+    torch.manual_seed(0)
+    model = Turned(form)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with trueup.capture(into, model=model, detail="stats") as capture:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6, 16)).square().mean().backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+@pytest.mark.parametrize(("form", "verdict"), [("complex", "aligned"), ("wrong", "deviates")])
+def test_a_pair_by_chance_says_nothing_of_what_flows_in(form: str, verdict: str, tmp_path: Path) -> None:
+    result = trueup.compare(turned(tmp_path / "halves", "halves"), turned(tmp_path / form, form))
+    assert result.verdict == verdict, str(result)

@@ -190,7 +190,6 @@ class Explanation:
         rounding = ~self._is("exact") & (self.outputs.absolute <= (self.stored + self.ulps * self.unit) * self.terms)
         return np.where(self.deviating | rounding, np.inf, 0.0)
 
-    # ---------------------------------------------------------------- what rounding explains
     def _grown(self, norm: Array, product: Product) -> Array:
         """Return how many times a row's units an output may be off, for its terms are larger than it is, at least 1."""
         grown = np.ones(len(norm))
@@ -306,7 +305,6 @@ class Explanation:
         taken = (first >= 0) & ~variance & (self._of(self.inputs.numel, first) > self.outputs.numel) & (self.outputs.rms > 0)
         return np.where(taken, np.maximum(1.0, self._of(self.inputs.rms, first) / self.outputs.rms), 1.0)
 
-    # ---------------------------------------------------------------- what the inputs' errors explain
     def _carried(self, norm: Array, product: Product, sharp: Array) -> tuple[Array, Array]:
         """Return what errors of the inputs make of an output, and what comes on top where elements take another branch."""
         kinds, worst = self.carry_kind, self.worst
@@ -345,7 +343,6 @@ class Explanation:
         carried, flipped = np.where(discrete, self.factor * worst, carried), np.where(discrete, branch, flipped)
         return np.where(self.deviating, carried, 0.0), np.where(self.deviating, flipped, 0.0)
 
-    # ---------------------------------------------------------------- products
     def _product(self, norm: Array) -> Product:
         """Find the two factors of bilinear outputs and how many of their products are summed into one element."""
         at = self._is("bilinear") | self._is("bilinear", self.carry_kind)
@@ -423,7 +420,6 @@ class Explanation:
             found = np.where(self.op == op, np.maximum(summed, 1.0), found)
         return found
 
-    # ---------------------------------------------------------------- outputs beside their inputs
     def _join(self, at: Array) -> Join:
         chosen = np.flatnonzero(at)
         return Join(np.repeat(chosen, self.count[chosen]), spans(self.first[chosen], self.count[chosen]), len(at))

@@ -130,7 +130,6 @@ class Comparison:
             self._unmatched([(SIDES[side], row) for side in (0, 1) for row in origins.unread(side)])
         self.see = ()  # who sees the parts knows the comparison
 
-    # ---------------------------------------------------------------- both runs as a whole
     @cached_property
     def ranked(self) -> list[Suspect]:
         """The suspects in the order in which they are to be looked at; what another rank explains is none."""
@@ -185,7 +184,6 @@ class Comparison:
             first, second = (micro_batches.summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
         return losses_apart(first, second, self.criterion.loss, repeats, self.criterion.yardstick)
 
-    # ---------------------------------------------------------------- one rank and step at a time, or several
     def _at_once(self, place: Place, reads: Sequence[Read], ahead: Ahead) -> bool:
         """Compare several small steps in one go, unless one of them has to be looked at by itself: return whether it was done."""
         streams = self._streams(reads)
@@ -305,7 +303,7 @@ class Comparison:
         updated = self.origins[part.rank].updated
         if updated is not None and not updated.sure and is_weight(slot):
             return Why.NOISY(*what, Why.SHOWS_OPTIMIZER(finer))
-        inside = call.parent is not None and self.overlap.levels == ["module"]
+        inside = (call.parent is not None or call.phase == "backward") and self.overlap.levels == ["module"]  # behind the loss
         return Why.UNSEEN(*what, Why.SHOWS_BETWEEN(finer) if inside else Why.ALL_PHASES())
 
     def _twice(self, part: Part) -> list[Reason]:

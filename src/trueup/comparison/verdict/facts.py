@@ -127,7 +127,6 @@ class Facts:
             return None
         return function, others[0]
 
-    # ---------------------------------------------------------------- what all calls of a kind have in common
     def shifted(self, shifts: Shifts) -> dict[int, Reason]:
         """Return the calls whose results are larger or smaller than their inputs make them, alike in all calls of their kind.
         ``shifts``, by kind, are those of the earlier steps; they are brought up to date."""
@@ -187,7 +186,6 @@ class Facts:
         x = mean + math.sqrt(max(square - mean**2, 0.0)) * NORMAL
         return float(np.log(np.average(np.gradient(function(x), x) ** 2, weights=np.exp(-(NORMAL**2) / 2)))) / 2
 
-    # ---------------------------------------------------------------- what is asked
     def _extremes(self, function: Function, pair: int, out: int, x: int) -> Reason | None:
         """Tell where the largest or the smallest result is none that the function has there, and is in the baseline."""
         own = float(self.verdicts.own[pair])
@@ -290,7 +288,6 @@ class Facts:
                 return Why.ZEROS(*zeros[1])
         return None
 
-    # ---------------------------------------------------------------- what is known of a slot
     def _op(self, pair: int) -> str:
         return normalised(self.names.names[int(self.streams[1].op[self.errors.calls[1][pair]])])
 

@@ -249,7 +249,8 @@ class Regions:
                     found.append((side, producer))
                 else:
                     given.append(grown * self._source(region, side, seq, producer, slot, k if len(makers) == 1 else None))
-        for inner in self._compared_inside(side, call):
+        alone = self.tree.pairs[side][call] == NONE  # else its own slots say what flows in
+        for inner in self._compared_inside(side, call) if alone else ():
             error = float(self.tree.verdicts.error_in[self.tree.pairs[side][inner]])
             region.earlier = max(region.earlier, error)
             given.append(error)

@@ -80,9 +80,8 @@ class Reconvergence:
         return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], worst, wrong, strict=strict)
 
     def reader(self, judged: Judged, slot: str) -> bool:
-        """Tell whether a call that reads what no compared call made different reads it by chance, as `pair`."""
-        call = self.tree.streams[1].find(judged.call.candidate.seq)
-        return self.pair(int(self.tree.pairs[1][call]), slot)
+        """Tell whether a call that reads what no compared call made different reads it by chance."""
+        return self.pair(int(self.tree.pairs[1][self.tree.streams[1].find(judged.call.candidate.seq)]), slot)
 
     def holds(self, pair: int) -> bool:
         """Tell whether a matched call stands in a formula that was excused."""
@@ -134,7 +133,7 @@ class Reconvergence:
         starts = list(starts)
         if all(call in self.rewritten[side] for side, call in starts):
             return True
-        if self.runs_out(starts, _least(wrong)):
+        if self.runs_out(starts, max(wrong.values(), default=0.0) / CHANCE):
             return False
         worst = worst if strict else max(worst, _Walk(self, worst, wrong).flows_in(starts))
         walk = _Walk(self, worst, wrong)
@@ -224,11 +223,6 @@ class Reconvergence:
             yield k, its, lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
 
 
-def _least(wrong: dict[tuple[int, int], float]) -> float:
-    """Return the difference that no walk grants, where some slots are wrong by as much as is said."""
-    return max(wrong.values(), default=0.0) / CHANCE
-
-
 class _Walk:
     """One set of calls on each side, as it grows. ``worst``: the largest error of what is known to flow in; ``wrong``: by how
     much slots of both sides disagree that were found to, whatever more calls grant."""
@@ -237,7 +231,7 @@ class _Walk:
         self.of, self.tree, self.readers = of, of.tree, of.readers
         self.coarsest = 0.0  # unit roundoff of the coarsest dtype that the calls compute in
         self.factor = 1.0  # largest by which one of them multiplies an error that goes in
-        self.wrong, self.least = wrong, _least(wrong)
+        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / CHANCE
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
         self._new: tuple[set[int], set[int]] = set(), set()  # calls whose part in what is granted was not asked for yet

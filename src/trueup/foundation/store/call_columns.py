@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.foundation.facts.arguments import decoded
+from trueup.foundation.facts.slots import is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import Pair, hexadecimal, pair
 from trueup.foundation.kernels.sketch import splitmix64
@@ -32,6 +33,9 @@ Payload = Callable[[Located, "int | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
 
 Wanted = tuple[tuple[Located, "int | None"], ...]  # where a tensor of each side lies, with its digest
+
+PASSED_ON = 4
+"""Calls in a row that hand a tensor on as it is, as the gradients of `contiguous` and `to` do."""
 
 HEAPS = 32
 """Tasks that pairs of tensors are measured in, several at a time."""
@@ -144,6 +148,7 @@ class CallColumns:
         """Number of the name by which each call is matched, where that is not its operator's."""
         self.arguments: Numbers = taken("arguments", (*_CALLS, "slot", "value"), self._arguments)
         """Number of each call's non-tensor arguments."""
+        self._name_views()
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -153,6 +158,40 @@ class CallColumns:
         given = np.flatnonzero(self.slot == self.names.number("arguments"))
         found[self.call[given]] = self.values.numbers(self._table["value"].take(pa.array(given)))
         return found
+
+    def _name_views(self) -> None:
+        """Name as producer of what a slot holds the call that returned these bytes. Of several views of one storage, as gradients
+        of `torch.cat` are, and of calls that hand one on as it is, the storage remembers the last one alone."""
+        made = self.names.table(is_output)[self.slot] & self.has_digest
+        several = np.bincount(self.call[made], minlength=len(self.seq)) > 1
+        if not several.any():
+            return
+        producer = np.searchsorted(self.seq, self.producer)  # index of each slot's call, where it is of this step
+        known = (producer < len(self.seq)) & ~made & self.has_digest & (self.producer >= 0)
+        known[known] = self.seq[producer[known]] == self.producer[known]
+
+        def held(calls: Numbers, slots: Numbers) -> Array:
+            return np.asarray(self.digest[slots] ^ splitmix64(calls.astype(np.uint64)))
+
+        read, outputs = np.flatnonzero(known), np.flatnonzero(made)
+        passed = np.isin(held(self.call[read], read), held(self.call[outputs], outputs)) & ~several[self.call[read]]
+        through = np.full(len(self.seq), NONE)
+        through[self.call[read[passed]]] = producer[read[passed]]
+        outputs = outputs[several[self.call[outputs]]]
+        makers = producer[read]
+        for _ in range(PASSED_ON):
+            makers = np.where(through[makers] != NONE, through[makers], makers)
+        read, makers = read[several[makers]], makers[several[makers]]
+        returned, wanted = held(self.call[outputs], outputs), held(makers, read)
+        order = np.argsort(returned)
+        at = outputs[order[np.minimum(np.searchsorted(returned[order], wanted), len(order) - 1)]]
+        other = np.isin(wanted, returned) & (self.shapes.exact[at] == self.shapes.exact[read])
+        named = held(producer[read], read) ^ splitmix64(self.producer_slot[read].astype(np.uint64))
+        its = np.flatnonzero(made)
+        other &= ~np.isin(named, held(self.call[its], its) ^ splitmix64(self.slot[its].astype(np.uint64)))
+        if other.any():
+            self.producer, self.producer_slot = self.producer.copy(), self.producer_slot.copy()
+            self.producer[read[other]], self.producer_slot[read[other]] = self.seq[makers[other]], self.slot[at[other]]
 
     def is_like(self, other: CallColumns) -> bool:
         """Whether both hold the same calls in the same order, with slots of the same names and shapes."""
