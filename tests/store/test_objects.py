@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,73 @@ def test_a_capture_is_pushed_and_compared_where_it_lies(bucket: str, tmp_path: P
     assert (len(held.ranks), held.rows, held.problems) == (2, 4, [])
     texts = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"s3cret-of-mine" not in texts
+
+
+class OneOfTwo(BaseHTTPRequestHandler):
+    """What Google's and Azure's storage answer to what a capture asks: objects put whole, once if so asked, and parts of them."""
+
+    protocol_version = "HTTP/1.1"
+    held: dict[str, bytes]
+    listed: list[str]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _answer(self, status: int, body: bytes = b"", **further: str) -> None:
+        self.send_response(status)
+        told = {"ETag": '"1"', "Last-Modified": "Sat, 28 Nov 2026 12:00:00 GMT", "Content-Length": str(len(body))}
+        for name, value in (told | further).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        once = {"If-None-Match": 409, "x-goog-if-generation-match": 412}
+        refused = next((status for name, status in once.items() if name in self.headers and self.path in self.held), 0)
+        if not refused:
+            self.held[self.path] = body
+        self._answer(refused or 201)
+
+    def do_GET(self) -> None:
+        self.listed += [self.path] if "?" in self.path else []
+        body, wanted = self.held.get(self.path), self.headers["Range"] or self.headers["x-ms-range"]
+        if body is None:
+            self._answer(404)
+        elif wanted:
+            start, end = map(int, wanted.removeprefix("bytes=").split("-"))
+            part = body[start : end + 1]
+            self._answer(206, part, Content_Range=f"bytes {start}-{start + len(part) - 1}/{len(body)}")
+        else:
+            self._answer(200, body)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_google_and_azure_are_asked_the_same(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = type("Stub", (OneOfTwo,), {"held": {}, "listed": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    key = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    for name, value in {
+        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "AZURE_STORAGE_ACCOUNT_NAME": "someone", "AZURE_ENDPOINT": address,
+        "AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(b"s3cret-of-mine").decode(), "AZURE_ALLOW_HTTP": "true",
+        "TRUEUP_CACHE": str(tmp_path / "cache"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    for name, factor in (("a", 1.0), ("b", 1.0), ("c", 1.5)):
+        assert main(["push", str(recorded(tmp_path / name, factor=factor)), f"{scheme}://bucket/{name}"]) == 0
+    assert main(["compare", f"{scheme}://bucket/a", f"{scheme}://bucket/b"]) == 0
+    assert main(["compare", f"{scheme}://bucket/a", f"{scheme}://bucket/c"]) == 1
+    with pytest.raises(TrueupError, match="holds another capture"):
+        Push(recorded(tmp_path / "d", run="r2"), f"{scheme}://bucket/a").push(complete=True)
+    assert not stub.listed  # nobody lists
+    assert b"s3cret" not in b"".join(stub.held.values())
+    server.shutdown()
+    server.server_close()
 
 
 def test_only_tensors_that_are_looked_at_are_fetched(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

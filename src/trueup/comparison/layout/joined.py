@@ -21,6 +21,7 @@ from trueup.comparison.layout.joining import JOINED, Earlier, Step, join
 from trueup.comparison.layout.pieces import Piece, Way
 from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates, renamed
 from trueup.comparison.normalise.translated import Translated
+from trueup.foundation.facts.arguments import decoded, ranks_of
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping as Map
 from trueup.foundation.frameworks.trees import LIES, TIED
@@ -66,6 +67,7 @@ class Joined(Translated):
         self._earlier = Earlier()
         self._seen: set[int] = set()
         self._joining = RLock()
+        self._sums: dict[int, set[tuple[str, str, int]]] = {}
 
     @property
     def levels(self) -> frozenset[str]:
@@ -148,9 +150,29 @@ class Joined(Translated):
         order = [n for n in found if n is not None]
         return order if len(order) == len(held) and order != list(range(len(held))) else None
 
+    def sums(self, step: int) -> set[tuple[str, str, int]]:
+        """Return the terms of the sums over ranks in a step, as they travel: scope, dtype, number of ranks. Read once a step."""
+        if step not in self._sums:
+            found = self._sums[step] = set()
+            columns = ["seq", "scope", "slot", "dtype", "value"]
+            for rank in sorted(self.original.ranks):
+                rows = self.original.records(columns, rank=rank, step=step, phase="collective").to_pylist()
+                members = {row["seq"]: len(ranks) for row in rows if (ranks := added(row["value"]))}
+                found |= {
+                    (row["scope"], row["dtype"], members[row["seq"]])
+                    for row in rows if row["seq"] in members and row["slot"].startswith("input.")
+                }  # fmt: skip
+        return self._sums[step]
+
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:  # noqa: ARG002
         """Return the call stacks of the first rank."""
         return self.original.sites(min(self.original.ranks))
+
+
+def added(text: str | None) -> list[int]:
+    """Return the ranks whose terms a collective adds up, by its recorded arguments; nothing of another one."""
+    told = decoded(text)
+    return ranks_of(told.get("ranks")) or [] if told.get("reduce_op") in ("SUM", "AVG") else []
 
 
 def _as_one(manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Mapping[str, str]) -> dict[str, Any]:

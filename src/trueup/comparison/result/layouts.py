@@ -13,11 +13,10 @@ from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import by_groups, geometry_of
 from trueup.comparison.layout.gradients import Off, off
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
-from trueup.comparison.layout.joined import Joined, undeclared
+from trueup.comparison.layout.joined import Joined, added, undeclared
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
-from trueup.foundation.facts.arguments import decoded, ranks_of
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
 from trueup.foundation.store import Capture
@@ -259,14 +258,9 @@ def _makes(dtype: str, ranks: int) -> float:
 def _narrow_sums(run: Joined, step: int, scope: str | None) -> dict[str, int]:
     """Return the narrow dtypes in which terms of sums travel inside a module, or anywhere, with the most ranks of one sum."""
     found: dict[str, int] = {}
-    capture = run.original
-    for rank in sorted(capture.ranks):
-        rows = capture.records(["seq", "scope", "slot", "dtype", "value"], rank=rank, step=step, phase="collective").to_pylist()
-        members = {row["seq"]: len(ranks) for row in rows if (ranks := _added(row["value"]))}
-        for row in rows:
-            inside = scope is None or f"{row['scope']}.".startswith(f"{scope}." if scope else "")
-            if inside and row["dtype"] in NARROW and row["slot"].startswith("input.") and row["seq"] in members:
-                found[row["dtype"]] = max(found.get(row["dtype"], 0), members[row["seq"]])
+    for where, dtype, ranks in run.sums(step):
+        if dtype in NARROW and (scope is None or f"{where}.".startswith(f"{scope}." if scope else "")):
+            found[dtype] = max(found.get(dtype, 0), ranks)
     return found
 
 
@@ -286,7 +280,7 @@ def _odd_sums(run: Joined, step: int) -> dict[str, str]:
     """Say of modules that they add up over their ranks another number of times than all others of their class, where several do."""
     capture, rank = run.original, min(run.original.ranks)
     rows = capture.records(["scope", "value"], rank=rank, step=step, phase="collective", level="api").to_pylist()
-    sums = Counter(row["scope"] for row in rows if _added(row["value"]))
+    sums = Counter(row["scope"] for row in rows if added(row["value"]))
     modules = capture.records(["scope", "op"], rank=rank, step=step, phase="forward", level="module").to_pylist()
     classes: dict[str, list[str]] = {}
     for scope, kind in {row["scope"]: row["op"] for row in modules}.items():
@@ -305,12 +299,6 @@ def _added_otherwise(finding: Finding, run: Joined) -> Finding:
         return finding
     told = _odd_sums(run, finding.step).get(finding.scope)
     return finding if told is None else dataclasses.replace(finding, cause=told)
-
-
-def _added(text: str | None) -> list[int]:
-    """Return the ranks whose terms a collective adds up; nothing of another one."""
-    told = decoded(text)
-    return ranks_of(told.get("ranks")) or [] if told.get("reduce_op") in ("SUM", "AVG") else []
 
 
 def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
