@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import geometry_of
+from trueup.comparison.layout.inferring import Slot, Told, way_along
+from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
+from trueup.comparison.result.layouts import _summed_oddly, joined
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
 
@@ -104,6 +109,29 @@ def test_one_layout_is_compared_rank_by_rank(tmp_path: Path) -> None:
     assert (result.verdict, result.counts["compared"]) == ("aligned", 2)
 
 
+@pytest.mark.parametrize(("given", "made", "named"), [(0.008, 0.69, True), (0.3, 0.69, False), (0.008, 0.02, False)])
+def test_a_sum_made_twice_is_no_rounding_of_half_types(tmp_path: Path, given: float, made: float, named: bool) -> None:
+    x = np.ones((3, 2), np.float32)
+    for world in (1, 2):
+        run = Recording(parts="stats digest tensor")
+        for rank in range(world):
+            for scope in ("a", "b", "c", "c")[: 2 + world]:
+                told = {"ranks": "0-1", "reduce_op": "SUM"}
+                if world == 2:
+                    run.call("all_reduce", [x], [x], level="api", phase="collective", scope=scope, rank=rank, arguments=told)
+            for scope in "abc":
+                run.call("Row", {"input.0": x, "param.weight": x}, [x], level="module", scope=scope, rank=rank)
+        run.write(tmp_path / str(world), world_size=world)
+    sides = joined((open_capture(tmp_path / "1"), open_capture(tmp_path / "2")))
+    assert not isinstance(sides, str)
+    row = {"step": 0, "phase": "forward", "level": "module", "scope": "c", "op": "Row", "ordinal": 0, "seq_candidate": 5}
+    result = SimpleNamespace(matched=pa.Table.from_pylist([row | {"error_in": given, "error_out": made}]))
+    found = _summed_oddly(result, sides[1])
+    assert (found is not None) == named
+    if found is not None:
+        assert found.cause.startswith("c adds up over its ranks 2 times in a step, and 2 other modules of its class (Row) 1 time")
+
+
 # ---------------------------------------------------------------- ways
 def _parts(*arrays: np.ndarray) -> list[Piece]:
     return [Piece(array.dtype.name, array.shape, load=lambda array=array: array) for array in arrays]
@@ -127,6 +155,23 @@ def test_pieces(parts: list[list[int]], way: Way, whole: list[int] | None) -> No
     assert (found is None) == (whole is None)
     if found is not None and found.load is not None:
         np.testing.assert_array_equal(found.load(), whole)
+
+
+def test_a_sequence_of_odd_length_is_cut_into_unequal_pieces() -> None:
+    whole = np.arange(28, dtype=np.float32).reshape(2, 7, 2)  # batch, sequence, width
+    key = "forward", "api", "", "torch.flatten", 0
+    parts = [whole[:, :4], whole[:, 4:]]
+    for shape, pieces in (((2, 7, 2), parts), ((14, 2), [part.reshape(-1, 2) for part in parts])):
+        held = dict(enumerate(_parts(*pieces)))
+        (other,) = _parts(whole.reshape(shape))
+        cut = {"cp": (4, 7, Way("sharded"))}
+        told = Told(0, {"cp": 2}, frozenset({"cp"}), {(key, "output.0"): other}, undeclared, sequence=cut)
+        way = way_along("cp", [[0, 1]], Slot(key, "output.0", 0, 1, held, None, ()), held, told)
+        assert way is not None
+        found = put_together(list(held.values()), way)
+        assert found is not None
+        assert found.load is not None
+        np.testing.assert_array_equal(found.load(), whole.reshape(shape))
 
 
 def test_what_dtensor_says() -> None:

@@ -71,7 +71,8 @@ class Told:
     stated: Mapping[str, Way] = field(default_factory=dict)  # by weight: how it says itself that it lies, along ``model``
     model: str = ""  # the axis that alone cuts the model
     updated: Mapping[Key, str] = field(default_factory=dict)  # by call of an optimizer: the weight that it updates
-    sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis that cuts sequences: length of a piece, its way
+    sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
+    """By axis that cuts sequences: length of the first piece, of all of it, its way."""
     divided: set[str] = field(default_factory=set)  # axes of which each loss was divided by their number before the backward
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
 
@@ -166,7 +167,7 @@ def _of_sequence(
     axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told, *, varies: bool
 ) -> Way | None:
     """Return how a slot lies along an axis that cuts sequences: pieces lie as places do; attention has whole keys and values."""
-    length, order = told.sequence[axis]
+    length, total, order = told.sequence[axis]
     piece, whole = held[groups[0][0]], told.other.get((slot.key, slot.name))
     if slot.fixed:
         return _odd(axis, groups, slot, held, told) if varies else REPLICATED
@@ -176,7 +177,8 @@ def _of_sequence(
     if before is not None:
         return _of_gradient(axis, before, told, piece, whole, len(groups[0]))
     at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
-    fits = [] if whole is None or whole.shape == piece.shape else _all_longer(piece, whole, len(groups[0]))
+    shapes = list(zip(piece.shape, whole.shape, strict=True)) if whole is not None and len(whole.shape) == len(piece.shape) else []
+    fits = [n for n, (mine, its) in enumerate(shapes) if mine != its and mine * total == its * length]
     dim = next((n for n in at if n in fits and piece.shape[n] == length), fits[0] if fits else None)
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
         dim = next((n for n in at if piece.shape[n] == length), None)

@@ -50,7 +50,8 @@ class Standing:
     passes: int = 1
     data: frozenset[str] = frozenset()
     stages: frozenset[str] = frozenset()
-    sequence: Mapping[str, tuple[int, Way]] = field(default_factory=dict)  # by axis: places of one rank, and how they lie
+    sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
+    """By axis: places of the first rank, of all, and how they lie."""
     partial: frozenset[str] = frozenset()  # scopes of modules that stages share
     renames: Mapping[int, Renames] = field(default_factory=dict)  # by rank
     flat: bool = False  # whether optimizers step flat buffers
@@ -222,7 +223,7 @@ def _passes(read: Mapping[int, Calls], *, staged: bool) -> int:
     return max(1, math.gcd(losses, *counts))
 
 
-def _places(capture: Capture, groups: Sequence[Sequence[int]], held: Mapping[int, _Modules]) -> tuple[int, Way] | None:
+def _places(capture: Capture, groups: Sequence[Sequence[int]], held: Mapping[int, _Modules]) -> tuple[int, int, Way] | None:
     """Return how sequences are cut along an axis, if tensors of integers that modules are given say so: on one rank after the other
     they are all numbers from 0 on."""
     group = groups[0]
@@ -234,8 +235,8 @@ def _places(capture: Capture, groups: Sequence[Sequence[int]], held: Mapping[int
         for order in ("natural", "zigzag"):
             way = Way("sharded", 0, order)
             total = np.concatenate(in_order(known, way))
-            if len(set(map(len, known))) == 1 and np.array_equal(total, np.arange(total.size)):
-                return len(known[0]), way
+            if np.array_equal(total, np.arange(total.size)):  # an odd length is cut into pieces of different ones
+                return len(known[0]), total.size, way
     return None
 
 

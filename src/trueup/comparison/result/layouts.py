@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import by_groups, geometry_of
@@ -30,6 +32,9 @@ SURE = ("replicas", "unreduced", "masks", "places")
 
 HALF_REDUCED = 0.05
 """Relative error from which on a sum of gradients holds a term too often, and no rounding."""
+
+EXCUSED = 0.02
+"""Relative error of what a module is given up to which rounding of half types made it, and no fault before it."""
 
 BIASED = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 """Functions whose third tensor is a bias, that is added once."""
@@ -98,6 +103,8 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     if not found and not culprits and verdict == "aligned" and sides[1].left_out:
         found, doubt = _of_gradients(sides)
         culprits = found
+    elif not found and not culprits and result.verdict == "inconclusive" and (again := _summed_oddly(result, sides[1])) is not None:
+        found = culprits = [again]
     if doubt:
         verdict = "inconclusive"
     elif found:
@@ -292,6 +299,23 @@ def _odd_sums(run: Joined, step: int) -> dict[str, str]:
         if len(odd) == 1 and alike >= PEERS:
             found[odd[0]] = said.added_otherwise(odd[0], sums[odd[0]], kind, alike, usual)
     return found
+
+
+def _summed_oddly(result: Result, run: Joined) -> Finding | None:
+    """Return a module whose result is far off, where what it was given is not, if it adds up over its ranks another number of times
+    than all others of its class: what a wide criterion explains is no reason to doubt that."""
+    step = run.steps[0]
+    for scope, cause in _odd_sums(run, step).items():
+        wanted = pc.field("step") == step
+        for name, value in (("scope", scope), ("phase", "forward"), ("level", "module")):
+            wanted &= pc.field(name) == value
+        rows = result.matched.filter(wanted).select(["op", "ordinal", "seq_candidate", "error_in", "error_out"]).to_pylist()
+        for row in rows:
+            if (row["error_in"] or 0.0) < EXCUSED < HALF_REDUCED < (row["error_out"] or 0.0):
+                key = "forward", "module", scope, row["op"], row["ordinal"]
+                one = Apart("factor", key, "output.0", step, row["seq_candidate"], "", (0,), row["error_out"])
+                return dataclasses.replace(finding_of([one], run), cause=cause)
+    return None
 
 
 def _added_otherwise(finding: Finding, run: Joined) -> Finding:
