@@ -17,7 +17,7 @@ from trueup.comparison.layout.inferring import Slot, Told, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
-from trueup.comparison.result.layouts import _summed_oddly, joined
+from trueup.comparison.result.layouts import _summed_oddly, _times_as_much, joined
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
 
@@ -130,6 +130,26 @@ def test_a_sum_made_twice_is_no_rounding_of_half_types(tmp_path: Path, given: fl
     assert (found is not None) == named
     if found is not None:
         assert found.cause.startswith("c adds up over its ranks 2 times in a step, and 2 other modules of its class (Row) 1 time")
+
+
+@pytest.mark.parametrize(("factors", "said"), [((4, 4), "4.000 = 4"), ((1, 0.25), "0.250 = 1/4"), ((4, 3), ""), ((1, 1), "")])
+def test_gradients_that_are_a_multiple_of_the_other_runs(factors: tuple[float, ...], said: str) -> None:
+    keys = [("optimizer", "api", "", "torch.Tensor.lerp_", n) for n in range(2)]
+    updated = dict(zip(keys, ("up.weight", "down.weight"), strict=True))
+    table = pa.table({"seq": [7], "site": pa.nulls(1)})
+    sides = []
+    for some in ((1.0, 1.0), factors):
+        pieces = _parts(*(np.arange(1, 5, dtype=np.float32) * factor for factor in some))
+        slots = {(key, "input.1"): one for key, one in zip(keys, pieces, strict=True)}
+        step = SimpleNamespace(slots=slots, updated=updated, records=table)
+        workers = SimpleNamespace(axes=("ranks",), size=lambda _: 4)
+        sides.append(SimpleNamespace(steps=[0], step=lambda _, step=step: step, workers=workers, sites=lambda _: {}))
+    found = _times_as_much((sides[0], sides[1]))
+    assert (found is not None) == bool(said)
+    if found is not None:
+        wrong = ["up.weight", "down.weight"] if factors[0] != 1 else ["down.weight"]
+        assert all(name in found.cause for name in wrong)
+        assert f"off by exactly {said}, the number of ranks" in found.cause
 
 
 # ---------------------------------------------------------------- ways

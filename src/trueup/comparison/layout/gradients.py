@@ -93,7 +93,7 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
     if not baseline or not candidate:
         return None
     if baseline.keys() == candidate.keys() and all(side[name].load for side in (baseline, candidate) for name in side):
-        each = [(name, *_between(baseline[name], candidate[name])) for name in baseline]
+        each = [(name, *between(baseline[name], candidate[name])) for name in baseline]
         wrong = [one for one in each if not one[2] <= OFF]
         same = {round(ratio, 1 if ratio > 1 else 3) for _, ratio, _ in wrong}
         if len(same) == 1 or not wrong:
@@ -106,7 +106,7 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
     return [Off((), ratio, abs(ratio - 1))] if abs(ratio - 1) > OFF else []
 
 
-def _between(first: Piece, second: Piece) -> tuple[float, float]:
+def between(first: Piece, second: Piece) -> tuple[float, float]:
     """Return which multiple of the first the second is, NaN where it is none; and their relative distance."""
     sides = [np.asarray(one.load()).astype(np.float64).reshape(-1) for one in (first, second) if one.load is not None]
     if sides[0].size != sides[1].size:

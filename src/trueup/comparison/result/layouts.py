@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import by_groups, geometry_of
-from trueup.comparison.layout.gradients import Off, off
+from trueup.comparison.layout.gradients import Off, between, off
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, added, undeclared
 from trueup.comparison.layout.pieces import REPLICATED, Way
@@ -103,8 +104,10 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     if not found and not culprits and verdict == "aligned" and sides[1].left_out:
         found, doubt = _of_gradients(sides)
         culprits = found
-    elif not found and not culprits and result.verdict == "inconclusive" and (again := _summed_oddly(result, sides[1])) is not None:
-        found = culprits = [again]
+    elif not found and not culprits and result.verdict == "inconclusive" and (
+        one := _summed_oddly(result, sides[1]) or _times_as_much(sides)
+    ) is not None:
+        found = culprits = [one]
     if doubt:
         verdict = "inconclusive"
     elif found:
@@ -339,9 +342,30 @@ def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
     return [], ""
 
 
-def _of_factor(wrong: Off, step: int, run: Joined) -> Finding:
-    """Return the finding of gradients that are a multiple of the baseline's."""
-    (key, slot), *_ = [one for one in run.step(step).slots if one[0][0] == "optimizer" and one[1].endswith(".grad")]
+def _times_as_much(sides: tuple[Joined, Joined]) -> Finding | None:
+    """Return the finding of gradients that the first step of the optimizer reads, where all that differ are as many times the
+    baseline's as there are ranks along an axis, or micro-batches."""
+    step = sides[0].steps[0]
+    if step != sides[1].steps[0]:
+        return None
+    whole, run = (side.step(step) for side in sides)
+    wrong: dict[str, tuple[float, float, tuple[Key, str]]] = {}
+    for at, piece in run.slots.items():
+        weight, its = run.updated.get(at[0]), whole.slots.get(at)
+        if weight is not None and its is not None and at[1].startswith("input.") and None not in (piece.load, its.load):
+            ratio, apart = between(its, piece)
+            if apart > HALF_REDUCED:
+                wrong.setdefault(weight, (ratio, apart, at))
+    workers = sides[1].workers
+    if not any(wrong and all(_is_multiple(ratio, workers.size(axis)) for ratio, _, _ in wrong.values()) for axis in workers.axes):
+        return None
+    (ratio, _, at), *_ = wrong.values()
+    return _of_factor(Off(tuple(wrong), ratio, max(apart for _, apart, _ in wrong.values())), step, sides[1], at)
+
+
+def _of_factor(wrong: Off, step: int, run: Joined, at: tuple[Key, str] | None = None) -> Finding:
+    """Return the finding of gradients that are a multiple of the baseline's; ``at``: the first call that reads one."""
+    key, slot = at or next(one for one in run.step(step).slots if one[0][0] == "optimizer" and one[1].endswith(".grad"))
     rows = run.step(step).records.select(["seq"]).to_pylist()
     sizes = {run.workers.size(axis): axis for axis in run.workers.axes}
     found = [said.multiple(wrong.ratio, n, _ranks_along(axis)) for n, axis in sizes.items() if _is_multiple(wrong.ratio, n)]
