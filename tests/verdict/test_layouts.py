@@ -17,7 +17,7 @@ from trueup.comparison.layout.inferring import Slot, Told, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
-from trueup.comparison.result.layouts import _summed_oddly, _times_as_much, joined
+from trueup.comparison.result.layouts import _over_pieces, _summed_oddly, _times_as_much, joined
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
 
@@ -150,6 +150,29 @@ def test_gradients_that_are_a_multiple_of_the_other_runs(factors: tuple[float, .
         wrong = ["up.weight", "down.weight"] if factors[0] != 1 else ["down.weight"]
         assert all(name in found.cause for name in wrong)
         assert f"off by exactly {said}, the number of ranks" in found.cause
+
+
+@pytest.mark.parametrize(("ranks", "axis", "named"), [("0-3", "near", True), ("0,2", "near", False), ("0-3", "", False)])
+def test_a_sum_over_ranks_that_hold_other_pieces(ranks: str, axis: str, named: bool) -> None:
+    made = ("backward", "api", "up", "linear", 0)
+    common = {"value": None, "producer_seq": None, "producer_slot": None, "site": None, "slot": "arguments"}
+    key = dict(zip(("phase", "level", "scope", "op", "ordinal"), made, strict=True))
+    rows = [common | key | {"seq": 3, "slot": "grad_input.1"}]
+    reduced = common | {"seq": 9, "phase": "collective", "level": "api", "scope": "", "op": "all_reduce", "ordinal": 0}
+    rows += [reduced | {"value": json.dumps({"ranks": ranks, "reduce_op": "SUM"})}]
+    rows += [reduced | {"slot": "input.0", "producer_seq": 3, "producer_slot": "grad_input.1"}]
+    table = pa.Table.from_pylist(rows)
+    ways = {(made, "grad_input.1"): {axis: Way("sharded"), "far": Way("partial")}}
+    run = SimpleNamespace(
+        steps=[0], original=SimpleNamespace(ranks=range(4), records=lambda columns, **_: table.select(columns)),
+        step=lambda _: SimpleNamespace(ways=ways, records=table), sites=lambda _: {}, data=frozenset({"far"}),
+        geometry=SimpleNamespace(axes=("far", "near"), coordinates={rank: divmod(rank, 2) for rank in range(4)}),
+    )  # fmt: skip
+    found = _over_pieces(run)
+    assert (None if found is None else found.cause) == ((
+        "the gradient of up (input.1) is added up over ranks 0, 1, 2, 3, which hold different pieces of it: "
+        "add it up over ranks 0, 2, which hold the same one"
+    ) if named else None)  # fmt: skip
 
 
 # ---------------------------------------------------------------- ways

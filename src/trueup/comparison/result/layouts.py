@@ -88,8 +88,11 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=result.verdict == "deviates")]
     if found and found[0].phase == "optimizer" and (earlier := _not_passed_on(found[0].step, sides)) is not None:
         found = [earlier]
+    over = _over_pieces(sides[1]) if result.verdict != "aligned" and not found else None
+    found = found if over is None else [over]
     of_baseline = [finding_of(first, sides[0]) for first in _firsts(sides[0].apart)]
     before = [one for one in result.culprits if not found or (_place(one) < _place(found[0]) and not _of_unreduced(one, sides[1]))]
+    before = [one for one in before if over is None or one.phase == "forward"]  # what follows from the sum is read by it, too
     most = max((one.victims for one in result.culprits), default=result.counts["deviates"])
     found = [dataclasses.replace(one, victims=most) for one in found]
     told = [_added_otherwise(_travelled(one, sides), sides[1]) for one in before]
@@ -302,6 +305,31 @@ def _odd_sums(run: Joined, step: int) -> dict[str, str]:
         if len(odd) == 1 and alike >= PEERS:
             found[odd[0]] = said.added_otherwise(odd[0], sums[odd[0]], kind, alike, usual)
     return found
+
+
+def _over_pieces(run: Joined) -> Finding | None:
+    """Return the first sum over ranks, in the first step, of gradients that are pieces of a weight's, if it adds up ranks that hold
+    different pieces: over all ranks in place of those that cut the data."""
+    step, rank = run.steps[0], min(run.original.ranks)
+    columns = ["seq", "phase", "level", "scope", "op", "ordinal", "slot", "value", "producer_seq", "producer_slot"]
+    rows = run.original.records(columns, rank=rank, step=step, level="api").to_pylist()
+    keys = {row["seq"]: (row["phase"], row["level"], row["scope"], row["op"], row["ordinal"]) for row in rows}
+    sums = {row["seq"]: ranks for row in rows if row["phase"] == "collective" and (ranks := added(row["value"]))}
+    ways, places = run.step(step).ways, run.geometry.coordinates
+    for row in rows:
+        ranks, made = sums.get(row["seq"], []), (keys.get(row["producer_seq"], ("", "", "", "", 0)), row["producer_slot"] or "")
+        if not row["slot"].startswith("input.") or made[0][0] != "backward" or not places.keys() >= {*ranks, rank}:
+            continue
+        for axis, way in ways.get(made, {}).items():
+            if way.kind != "sharded" or axis in run.data or axis not in run.geometry.axes:
+                continue
+            at = run.geometry.axes.index(axis)
+            same = [one for one in ranks if places[one][at] == places[rank][at]]
+            if len(same) < len(ranks):
+                one = Apart("factor", keys[row["seq"]], row["slot"], step, row["seq"], axis, tuple(ranks))
+                what = f"{made[0][2] or made[0][3]} ({made[1].removeprefix('grad_')})"
+                return dataclasses.replace(finding_of([one], run), cause=said.over_pieces(what, ranks, same))
+    return None
 
 
 def _summed_oddly(result: Result, run: Joined) -> Finding | None:

@@ -163,6 +163,14 @@ def added_otherwise(where: str, times: int, kind: str, others: int, usual: int) 
     )
 
 
+def over_pieces(what: str, ranks: Sequence[int], same: Sequence[int]) -> str:
+    """Say that a sum over ranks adds up different pieces of a gradient."""
+    return (
+        f"the gradient of {one_line(what)} is added up over {ranks_text(ranks)}, which hold different pieces of it: add it up over "
+        + (f"{ranks_text(same)}, which hold the same one" if len(same) > 1 else "no ranks: each holds another one")
+    )
+
+
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(one_line(name) for name in names[:NAMED])
     return shown if len(names) <= NAMED else f"{counted(len(names), 'tensor')} ({shown}…)"

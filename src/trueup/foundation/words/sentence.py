@@ -463,7 +463,8 @@ def _overwritten(finding: Finding) -> str:
 
 
 def _ranks(finding: Finding) -> str:
-    return f"{one_line(finding.slots[0].slot)} is not on all ranks what it should be ({_error(finding, expected=False)})"
+    error = f" ({_error(finding, expected=False)})" if finding.error_out == finding.error_out else ""
+    return f"{one_line(finding.slots[0].slot)} is not on all ranks what it should be{error}"
 
 
 def _unmatched(finding: Finding) -> str:
