@@ -11,7 +11,7 @@ import torch
 
 import trueup
 import zoo
-from trueup.comparison.result.gradients import ABSENT, PARTIAL, WAYS
+from trueup.comparison.result.gradients import ABSENT, PARTIAL, WAYS, Norm, of_as_many
 
 from .captures import Recording
 
@@ -87,3 +87,10 @@ def test_ranks_are_read_by_the_names_of_their_parameters_and_averaged(tmp_path: 
     norms, source = gradient_norms(run.write(tmp_path / "run"))
     assert norms == ((0, pytest.approx(2 * 10.0)),)
     assert source == WAYS["given"] + "; mean over ranks"
+
+
+def test_norms_of_other_gradients_are_not_set_beside_each_other() -> None:
+    """A weight that is used at each time step has its gradient summed where level api records nothing."""
+    whole, partial = ([Norm(0, "read api", 3.0, count), Norm(1, "read api", 3.0, 10)] for count in (10, 8))
+    assert [[one.step for one in side] for side in of_as_many((whole, partial))] == [[1], [1]]
+    assert of_as_many((whole, [])) == (whole, [])

@@ -164,7 +164,8 @@ class Assembly:
         culprits, unshown = with_causes(culprits, first, second, seen)
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
         began = seen.weights if none and found.verdict == "inconclusive" else None
-        gradients = (self.alone.clipped or self.unmade.found) if none and not tied else None
+        asked = none and not tied and found.verdict != "aligned"  # gradients that agree were summed where nothing records it
+        gradients = (self.alone.clipped or self.unmade.found) if asked else None
         shows = joined([passes, began, seen.dtypes, casting, gradients])
         settings = settings_text(unshown[:MOST_SETTINGS])
         beside = self._beside(culprits, passes, settings)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.result.gradients import Norm, over_steps
+from trueup.comparison.result.gradients import UNLIKE, Norm, of_as_many, over_steps
 from trueup.comparison.result.histogram import histograms
 from trueup.comparison.result.neighbours import Compared, Graph, Surroundings, neighbour
 from trueup.foundation.facts.criteria import Criterion, Limit, Row
@@ -54,7 +54,9 @@ def with_evidence(
         for k, finding in enumerate(result.culprits)
     ]
     unmatched = [dataclasses.replace(finding, neighbours=around.beside(finding)) for finding in result.unmatched]
-    told = [over_steps(found, len(capture.ranks)) for found, capture in zip(norms, captures, strict=True)]
+    shared = of_as_many(norms)
+    told = [over_steps(found, len(capture.ranks)) for found, capture in zip(shared, captures, strict=True)]
+    told = [((), UNLIKE) if all(norms) and not all(shared) else one for one in told]
     runs = [
         dataclasses.replace(run, gradient_norms=found, gradient_source=source)
         for run, (found, source) in zip((result.baseline, result.candidate), told, strict=True)

@@ -34,6 +34,10 @@ WAYS = {
     "leaf": "gradients of what no recorded forward call made; several uses of one parameter are not summed first",
 }
 PARTIAL = "; a gradient that is summed over several uses is recorded at level aten only, and left out here"
+UNLIKE = (
+    "the recorded gradients are not of as many elements in both runs: one that is summed over several uses is recorded at level "
+    "aten only"
+)
 ABSENT = "no gradient of a parameter was recorded with statistics: record levels api or aten, phases backward and optimizer"
 
 
@@ -44,6 +48,18 @@ class Norm:
     step: int
     way: str
     norm: float
+    elements: float  # how many the gradients have together
+
+
+def of_as_many(norms: Sequence[Sequence[Norm]]) -> tuple[list[Norm], list[Norm]]:
+    """Return the norms of both runs of steps in which they are of as many elements, or in which one run has none."""
+    counts: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    for count, its in zip(counts, norms, strict=True):
+        for one in its:
+            count[one.step] += int(one.elements)
+    other = {step for step in counts[0].keys() & counts[1].keys() if counts[0][step] != counts[1][step]}
+    first, second = ([one for one in its if one.step not in other] for its in norms)
+    return first, second
 
 
 def over_steps(found: Sequence[Norm], ranks: int) -> tuple[tuple[tuple[int, float], ...], str]:
@@ -72,8 +88,9 @@ def norms_of(stream: Stream) -> list[Norm]:
         for level in levels:
             rows = chosen(level)
             told, of = np.unique(stream.step[stream.call[rows]], return_inverse=True)
-            for step, total in zip(told.tolist(), np.bincount(of, stream.l2[rows] ** 2).tolist(), strict=True):
-                found.setdefault(step, Norm(step, f"{way} {level}", math.sqrt(total)))
+            sums, elements = (np.bincount(of, each).tolist() for each in (stream.l2[rows] ** 2, stream.numel[rows]))
+            for step, total, count in zip(told.tolist(), sums, elements, strict=True):
+                found.setdefault(step, Norm(step, f"{way} {level}", math.sqrt(total), count))
             if len(found) == len(stream.steps):
                 return list(found.values())
     return list(found.values())

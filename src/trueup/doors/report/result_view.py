@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trueup.comparison.result.gradients import PARTIAL
 from trueup.foundation.model import Finding, Neighbour, Result, SlotComparison, TensorStats
 from trueup.foundation.words.sentence import changed_arguments
 from trueup.foundation.words.wording import call_name, number, one_line, sci, shorten
@@ -146,6 +147,11 @@ def norm_remarks(result: Result) -> list[str]:
     if sources[0] == sources[1]:
         return [sources[0]] if sources[0] else []
     return [f"{side}: {source}" for side, source in zip(("baseline", "candidate"), sources, strict=True) if source]
+
+
+def partial_norms(result: Result) -> list[str]:
+    """Say which gradients the norms are of where some are left out, so that they are less than what a script prints."""
+    return [remark for remark in norm_remarks(result) if remark.partition("; mean")[0].endswith(PARTIAL)]
 
 
 def _by_step(first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]]) -> list[StepRow]:

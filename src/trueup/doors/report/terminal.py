@@ -82,7 +82,8 @@ def render(result: Result, console: Console) -> None:
     for title, rows in (("loss", result_view.loss_rows(result)), ("gradient norm", result_view.norm_rows(result))):
         if rows:
             section(console, title, _curve(rows))
-            if title == "loss" and (remark := result_view.loss_remark(result)):
+            remarks = [result_view.loss_remark(result)] if title == "loss" else result_view.partial_norms(result)
+            for remark in filter(None, remarks):
                 console.print(Padding(Text(remark, "dim", overflow="fold"), (0, 0, 0, 2), expand=False))
     if len(result.culprits) > 1:
         section(console, "further culprits", _findings(result.culprits[1 : CULPRITS_SHOWN + 1]))
