@@ -77,5 +77,7 @@ def test_a_number_in_the_users_line_has_its_name_where_there_are_several() -> No
     decayed = called("torch.Tensor.mul_", ("self", "other"), '{"1": 0.99}', '{"1": 0.9}')
     assert given_number(decayed) == "torch.Tensor.mul_ at train.py:31: 0.99 in the baseline, 0.9 in the candidate"
     assert evidence(decayed).startswith("argument other differs")
+    decays = called("paddle._C_ops.adamw_", (), '{"14": 0.1, "15": false}', '{"14": 0.1, "15": true}')
+    assert named_argument(decays) == "with_decay of paddle._C_ops.adamw_: false in the baseline, true in the candidate"
     unknown = called("torch.Tensor.mul_", (), '{"1": 0.99}', '{"1": 0.9}')  # another tool's dump
     assert evidence(unknown).startswith("argument 1 differs")

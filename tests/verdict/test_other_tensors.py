@@ -99,7 +99,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ),
     (
         lambda into: trained(into, clears=False),
-        "no recorded backward made the gradients that the optimizer reads in the candidate only, from step 1 on", "clip_grad_norm_",
+        "in the candidate only, from step 1 on, the optimizer reads gradients that no recorded backward call made",
+        "clip_grad_norm_",
     ),
     (
         lambda into: trained(into, detached=False),

@@ -1,6 +1,7 @@
 """What is known of operators by their names: one table, asked by every room and read when first asked.
 
-``operators.toml`` has what is known by name, ``rounding.toml`` how operators round and carry errors.
+``operators.toml`` has what is known by name, ``positions.toml`` what arguments are called, ``rounding.toml`` how operators
+round and carry errors.
 
 >>> has("aten::_scaled_dot_product_flash_attention", "attention")
 True
@@ -21,6 +22,7 @@ from typing import Any
 from trueup.foundation import toml
 
 TENSORFLOW = "tf.raw_ops."
+TABLE, POSITIONS = "operators.toml", "positions.toml"
 
 Row = tuple[frozenset[str], "re.Pattern[str] | None", Any]
 
@@ -56,18 +58,19 @@ def named(fact: str) -> tuple[str, ...]:
 @cache
 def table() -> dict[str, Any]:
     """Return the table."""
-    return toml.parsed(_text())
+    facts = toml.parsed(_text(TABLE))
+    return facts | {"fact": facts["fact"] + toml.parsed(_text(POSITIONS))["fact"]}
 
 
 @cache
-def _text() -> str:
-    return toml.text_along(__package__, "operators.toml")
+def _text(name: str) -> str:
+    return toml.text_along(__package__, name)
 
 
 @cache
 def _facts(fact: str) -> list[dict[str, Any]]:
     """Return the rows of one fact. The whole table takes 15 ms to parse, and the first step of a capture asks for two facts."""
-    rows, _, _ = _text().partition("\n[tensorflow]\n")
+    rows, _, _ = _text(POSITIONS if fact == "positions" else TABLE).partition("\n[tensorflow]\n")
     wanted = [row for row in rows.split("[[fact]]\n")[1:] if row.startswith(f'name = "{fact}"\n')]
     return [toml.parsed(row) for row in wanted]
 

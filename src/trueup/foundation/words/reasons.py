@@ -103,8 +103,8 @@ WORDS = {
     Why.GRADIENTS_CHANGED: "gradients are changed {0:?in the {0} only}{0:!in another way}, as by clipping, between backward and "
     "optimizer: {1}",
     Why.NOT_CLEARED: "gradients are added to those of the step before in the candidate only: they are not cleared",
-    Why.UNMADE: "no recorded backward made the gradients that the optimizer reads in the {0} only, from step {1} on: "
-    "{2:?they are not cleared, or }changed in between, as by clipping",
+    Why.UNMADE: "in the {0} only, from step {1} on, the optimizer reads gradients that no recorded backward call made: "
+    "{2:?they are not cleared, or }something changed them or added them up in between, as clipping does",
     Why.COMPUTES_IN: "the candidate computes in {0}: {1:,} of {2:,} {3}, {4} in the baseline",
     # why it is not known what other ranks gave
     Why.NO_ARGUMENTS: "its arguments were not recorded",
