@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import trueup
 from adapters.conftest import Rows
@@ -56,6 +55,8 @@ class Checkpointed(Net):
 
 def gpt2() -> nn.Module:
     """Dropout included: random numbers count too."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # not yet when the tests are collected: it takes 3 s, in each worker
+
     model = GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=WIDTH, n_layer=1, n_head=2))
     model.loss_type = "ForCausalLM"  # else it logs that it takes this one, where Dynamo gives up
     return model
@@ -86,7 +87,7 @@ class Run:
         torch.manual_seed(2)
 
     def step(self, k: int) -> Tensor:
-        if isinstance(self.model, GPT2LMHeadModel):
+        if hasattr(self.model, "lm_head"):
             loss = self.compiled(input_ids=self.words[k], labels=self.words[k]).loss
         else:
             loss = self.compiled(self.numbers[k]).square().mean()

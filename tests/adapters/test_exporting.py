@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM
 
 import trueup
 from adapters.conftest import Rows
@@ -33,6 +32,8 @@ def net() -> nn.Module:
 
 def bert() -> nn.Module:
     torch.manual_seed(0)
+    from transformers import BertConfig, BertForMaskedLM
+
     config = BertConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=8
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from zoo import text
 
@@ -13,6 +12,8 @@ class Training:
     """A model, its optimizer and its batches; `step` trains on the next one."""
 
     def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
         torch.manual_seed(0)
         words = len(text.vocabulary())
         config = GPT2Config(vocab_size=words, n_positions=32, n_embd=32, n_layer=2, n_head=2, attn_implementation="eager")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 import trueup
 
@@ -20,6 +19,8 @@ ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 def record(path: Path, detail: str, *, seed: int = 7, extra: str = "", training: bool = True) -> Path:
     """Train a BERT with dropout for two steps; ``extra`` says where a number is drawn more."""
     torch.manual_seed(0)
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(vocab_size=50, num_hidden_layers=2, max_position_embeddings=16, **SIZES)
     model = BertForSequenceClassification(config).train(training)
     ids, labels = torch.randint(0, 50, (3, 8)), torch.tensor([0, 1, 1])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import trueup
 
@@ -44,11 +43,15 @@ def trained(
 
 def bert(**options: Any) -> nn.Module:
     torch.manual_seed(0)
+    from transformers import BertConfig, BertForMaskedLM
+
     return BertForMaskedLM(BertConfig(max_position_embeddings=16, **{**SIZES, **options})).train()
 
 
 def llama(**options: Any) -> nn.Module:
     torch.manual_seed(0)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(LlamaConfig(max_position_embeddings=16, **{**SIZES, **options})).train()
 
 
