@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,41 @@ def turned(into: Path, form: str) -> Path:
 def test_a_pair_by_chance_says_nothing_of_what_flows_in(form: str, verdict: str, tmp_path: Path) -> None:
     result = trueup.compare(turned(tmp_path / "halves", "halves"), turned(tmp_path / form, form))
     assert result.verdict == verdict, str(result)
+
+
+class ByHand(torch.optim.Optimizer):
+    """SGD with Nesterov's momentum and a decay that joins the gradient, which PyTorch gives to `add` as `alpha`."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+        self.decay = decay
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                gradient, state = weight.grad + self.decay * weight, self.state[weight]
+                state["b"] = gradient.clone() if "b" not in state else state["b"] * 0.9 + gradient
+                weight -= group["lr"] * (gradient + 0.9 * state["b"])
+
+
+def decayed(into: Path, by_hand: bool) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 1))
+    settings = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 3e-5}
+    optimizer = ByHand(model.parameters(), 3e-5) if by_hand else torch.optim.SGD(model.parameters(), **settings)  # type: ignore[arg-type]
+    with trueup.capture(into, model=model, detail="stats") as capture:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 1, 8, 8)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 12)
+            optimizer.step()
+            capture.step()
+    return into
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_what_a_call_with_other_arguments_reads_is_compared_by_what_it_returns(levels: str, tmp_path: Path) -> None:
+    """A momentum that is a new tensor in each step is a state that one run alone keeps: no more is told of it."""
+    result = trueup.compare(decayed(tmp_path / "theirs", False), decayed(tmp_path / "own", True), level=LEVELS[levels])
+    assert result.verdict != "deviates", str(result)

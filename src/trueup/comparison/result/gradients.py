@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.foundation.words.sentence import PARTIAL
 
 FINEST = ("aten", "api", "module")
 LEAVES = ("api",)  # a module's inputs may be made by functions between modules, and an aten call in backward has no forward call
@@ -33,7 +34,6 @@ WAYS = {
     "held": "what the parameters' .grad held after the backward",
     "leaf": "gradients of what no recorded forward call made; several uses of one parameter are not summed first",
 }
-PARTIAL = "; a gradient that is summed over several uses is recorded at level aten only, and left out here"
 UNLIKE = (
     "the recorded gradients are not of as many elements in both runs: one that is summed over several uses is recorded at level "
     "aten only"

@@ -144,7 +144,8 @@ class Regions:
         judged, errors = self.tree.verdicts.at(pair), self.tree.verdicts.errors
         two_kinds = {int(errors.slots[0][n]) for n in errors.entries(pair) if self.tree.two_kinds[n]}
         rows = judged.call.baseline, judged.call.candidate
-        stands = self._stands_alike(rows) and not has(rows[1].op, "shape")
+        otherwise = pair in errors.arguments and self.tree.verdicts.error_out[pair] <= self.tree.verdicts.own[pair]  # a + 2 b
+        stands = self._stands_alike(rows) and not otherwise and not has(rows[1].op, "shape")
         names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
         for name in names:
             made = [self._made(side, rows[side].slots.get(name)) for side in (0, 1)]
@@ -249,8 +250,7 @@ class Regions:
                     found.append((side, producer))
                 else:
                     given.append(grown * self._source(region, side, seq, producer, slot, k if len(makers) == 1 else None))
-        alone = self.tree.pairs[side][call] == NONE  # else its own slots say what flows in
-        for inner in self._compared_inside(side, call) if alone else ():
+        for inner in self._compared_inside(side, call) if self.tree.pairs[side][call] == NONE else ():  # else its slots say it
             error = float(self.tree.verdicts.error_in[self.tree.pairs[side][inner]])
             region.earlier = max(region.earlier, error)
             given.append(error)

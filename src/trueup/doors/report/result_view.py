@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueup.comparison.result.gradients import PARTIAL
 from trueup.foundation.model import Finding, Neighbour, Result, SlotComparison, TensorStats
-from trueup.foundation.words.sentence import changed_arguments
+from trueup.foundation.words.sentence import PARTIAL, changed_arguments
 from trueup.foundation.words.wording import call_name, number, one_line, sci, shorten
 
 METHODS = {

@@ -356,6 +356,9 @@ def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
 
 DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)  # beside these no number of calls matters
 UNTIED = "sort stably in both runs (torch.sort(..., stable=True)), or make values unequal that are chosen from, and compare again"
+PARTIAL = "; a gradient that is summed over several uses is recorded at level aten only, and left out here"
+"""Said of gradient norms that are less than what a script prints."""
+
 OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 """Reasons that say what to do themselves, once calls were compared."""
 
