@@ -44,7 +44,7 @@ def test_healthy_and_different(capsys: Said) -> None:
     assert "runs    5 and 5, paired by seed, 400 steps" in said
     _, worse = sides(0.02)
     assert main(["curves", *base, "--", *worse, "-o", "out", "--json", "curves.json"]) == 1
-    assert capsys.readouterr().out.startswith("DIFFERENT  loss of steps 361 to 400: +")
+    assert capsys.readouterr().out.startswith("DIFFERENT  loss of steps 361 to 400: 2.2 % higher (")
     told = json.loads(Path("curves.json").read_text())
     assert told == json.loads(Path("out/curves.json").read_text())
     assert (told["schema"], told["verdict"], told["word"]) == ("trueup-curves", "deviates", "different")

@@ -26,9 +26,9 @@ def test_healthy_repeats_are_equivalent() -> None:
     assert (found.word, found.exit_code, found.pairing) == ("equivalent", 0, "paired by seed")
     lines = found.sentence.splitlines()
     assert lines[0].startswith("EQUIVALENT  loss of steps 361 to 400: ")
-    assert lines[0].endswith("; within 0.5 %")
-    assert lines[1].strip() == "5 runs beside 5 runs, paired; a run's mean over these steps is one sample, its steps are none"
-    assert lines[2].strip().startswith("control: the baseline's halves against each other, 10 times: ")
+    assert lines[0].endswith(", within 0.5 %")
+    assert lines[1].strip() == "5 runs against 5 runs, paired; each run is one sample: its mean over these steps"
+    assert lines[2].strip().startswith("control: halves of the baseline against each other, 10 splits: ")
     assert found.seen.alarms == pytest.approx(1 / 6)
 
 
@@ -61,7 +61,7 @@ def test_what_heals_until_the_end_was_different() -> None:
 def test_one_run_a_side_tells_nothing_and_says_what_would() -> None:
     found = judge([made(1)], [made(1, own=3, off=0.001)])
     assert (found.word, found.exit_code) == ("could not tell", 2)
-    assert "one run a side has no spread: record at least 3 a side with other seeds, or give --spread" in found.sentence
+    assert "one run a side says nothing of chance: record 3 a side with other seeds" in found.sentence
     assert judge([made(1)], [made(1, own=3)], spread=0.001).word == "equivalent"
 
 

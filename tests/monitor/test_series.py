@@ -102,6 +102,40 @@ def test_what_was_clipped_now_and_then_has_the_noise_of_those_steps(tmp_path: Pa
     assert [(one.series, one.beyond) for one in left] == [("lr/0", 30)]  # which is set: its noise is none
 
 
+def wandering(seed: int, batches: int, steps: int = 300, every: int = 60) -> np.ndarray:
+    """A loss, and many series that wander: noise of the batches, and slow moves of the run's own, of every size."""
+    random, common = np.random.default_rng(seed), np.random.default_rng(batches)
+    noise = 0.2 * common.standard_normal((steps, every + 1))
+    slow = np.cumsum(random.standard_normal((steps, every)), axis=0) * np.geomspace(1e-4, 3e-2, every)
+    return np.exp(noise + np.column_stack([np.zeros(steps), slow]) - np.linspace(0, 1, steps)[:, None])
+
+
+def test_runs_that_wander_apart_are_healthy_and_shared_batches_show_a_small_fault(tmp_path: Path) -> None:
+    names = ("loss", *(f"gradient_norm/{k}" for k in range(60)))
+    base = write(tmp_path / "a", wandering(1, 1), names=names)
+    found = compare_series(base, write(tmp_path / "b", wandering(2, 2), names=names))
+    assert (found.verdict, found.left) == ("aligned", ())
+    assert "the runs saw other batches" in found.notes[-1]
+    same = wandering(3, 1)
+    healthy_pair = compare_series(base, write(tmp_path / "c", same, names=names))
+    assert (healthy_pair.verdict, healthy_pair.notes) == ("aligned", ())
+    same[:, 5] *= 0.9  # one layer's gradient, from the first step on
+    found = compare_series(base, write(tmp_path / "d", same, names=names))
+    assert [one.series for one in found.left] == ["gradient_norm/4"]
+    assert "10 % lower; up to 2" in found.sentence
+
+
+def test_what_is_set_has_no_noise_and_what_cannot_be_is_not_missing(tmp_path: Path) -> None:
+    rate = np.linspace(1e-3, 0, 60)[:, None]
+    base = write(tmp_path / "a", np.column_stack([healthy(0, 60)[:, :1], rate]), names=("loss", "lr/1"))
+    other = np.column_stack([healthy(0, 60)[:, :1], rate * 1.01, np.zeros(60)])
+    cand = write(tmp_path / "b", other, names=("loss", "lr/1", "activation_saturated/a"))
+    found = compare_series(base, cand)
+    assert found.sentence.startswith("DEVIATES  lr of group 1 leaves first, at step 0\n")
+    assert "1 % higher; it is set and has no noise" in found.sentence
+    assert found.notes == ()  # float32 has no end to saturate at
+
+
 def test_the_first_series_that_leaves_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, worse = write(tmp_path / "a", healthy()), healthy()
     worse[100:, 2] *= 3
@@ -110,7 +144,7 @@ def test_the_first_series_that_leaves_is_named(tmp_path: Path, capsys: pytest.Ca
     cand = write(tmp_path / "b", worse)
     assert main(["compare", str(base), str(cand), "--json", str(tmp_path / "found.json")]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("DEVIATES  first series to leave: gradient_norm of b, step 100\n")
+    assert said.startswith("DEVIATES  gradient_norm of b leaves first, at step 100\n")
     assert "the loss leaves at step 200" in said
     assert "gradient_norm/a" in said
     assert '"trueup-series"' in (tmp_path / "found.json").read_text()
@@ -168,7 +202,7 @@ def test_ranks_are_joined_where_the_runs_have_other_numbers_of_them(tmp_path: Pa
     assert (found.verdict, found.exit_code) == ("aligned", 0)
     assert "2 and 3 ranks: each series is joined over the ranks (mean, largest or sum), digests are left out" in found.notes
     left = trueup.compare(two, ranks(tmp_path / "c", 3, factor=2.0))
-    assert left.sentence.startswith("DEVIATES  first series to leave: activation_max of a, step 0")
+    assert left.sentence.startswith("DEVIATES  activation_max of a leaves first, at step 0")
 
 
 def test_show_names_the_odd_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

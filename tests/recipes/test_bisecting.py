@@ -8,8 +8,9 @@ import math
 import pytest
 
 from trueup.analysis.recipes.following import Trail, tree, way_to
-from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, percent
+from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading
 from trueup.foundation.model import Finding
+from trueup.foundation.words.wording import percent
 
 STATES = {"pass": PASSES, "fail": FAILS, "open": OPEN}
 
@@ -103,7 +104,11 @@ def test_figures() -> None:
         (0.027, "2.7 %"),
         (0.997, "100 %"),
         (1.2, "120 %"),
-        (1.3e-7, "1.3e-5 %"),
+        (1.3e-7, "under 0.0001 %"),
+        (7.9e-5, "0.0079 %"),
+        (1.234e-6, "0.00012 %"),
+        (12.34, "1,234 %"),
+        (1e30, "over 1,000,000,000 %"),
         (0.0999, "10 %"),
         (math.inf, "infinitely"),
     ],

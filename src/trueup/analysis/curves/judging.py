@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from trueup.analysis.curves import shape, statistics
 from trueup.analysis.curves.run import Run, Series, chosen, plain
 from trueup.analysis.curves.statistics import Better, Numbers, Tested, Word
-from trueup.analysis.recipes.readings import percent
 from trueup.analysis.recipes.recipe import load, means_apart, relative
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError, UsageError, VerdictWord
-from trueup.foundation.words.wording import counted
+from trueup.foundation.words.wording import counted, percent
 
 MARGIN = 0.005  # guide of PaddlePaddle for Ascend; MLPerf and DeepSeek-V3 (0.25 % against BF16) ask for as little
 WINDOWS = ((0.0, 0.2), (0.2, 0.9), (0.9, 1.0))  # shares of the steps; a verdict is of the last one
 LATER = 0.02  # share of the steps below which it is not worth a line that one side is later
 NEAR = 0.02  # how near numbers are that lie beside each other by their order alone
 COUNTED = 5  # steps that both sides have, before it is said that they count from different numbers
+TINY = 1e-6  # a distance of which it does not matter on which side it is
 EARLY = 20  # steps that a guide calls several
 HEADS: dict[Word, str] = {
     "equivalent": "EQUIVALENT", "different inside the margin": "DIFFERENT BUT INSIDE THE MARGIN", "different": "DIFFERENT",
@@ -393,18 +393,17 @@ def _worded(
         word, shown = "different", earlier[0]
     what, inside = names[0], f"within {percent(margin)}"
     tested = shown.tested
-    off = f"{what} of steps {shown.first:,} to {shown.last:,}: {_signed(tested.difference)}"
-    told = off
+    told = f"{what} of steps {shown.first:,} to {shown.last:,}: {_off_by(tested.difference)}"
     if math.isfinite(tested.low) and math.isfinite(tested.high):
-        told += f", 90 % interval {_signed(tested.low)} to {_signed(tested.high)}"
+        told += f" (90 % interval {_signed(tested.low)} to {_signed(tested.high)})"
     if better is not None:
         told += f"; {better} is better, so only what is worse counts"
-    lines = [told + ("" if word == "could not tell" else f"; {'' if VERDICTS[word] == 'aligned' else 'not '}{inside}")]
+    lines = [told + ("" if word == "could not tell" else f", {'' if VERDICTS[word] == 'aligned' else 'not '}{inside}")]
     if shown is not last:
         end = f"at the end (steps {last.first:,} to {last.last:,})"
-        lines.append(f"{end} the two are {last.tested.word}: {_signed(last.tested.difference)}")
-    sizes = f"{counted(len(runs[0]), 'run')} beside {counted(len(runs[1]), 'run')}"
-    lines.append(f"{sizes}{', paired' if pair else ''}; a run's mean over these steps is one sample, its steps are none")
+        lines.append(f"{end} the two are {last.tested.word}: {_off_by(last.tested.difference)}")
+    sizes = f"{counted(len(runs[0]), 'run')} against {counted(len(runs[1]), 'run')}"
+    lines.append(f"{sizes}{', paired' if pair else ''}; each run is one sample: its mean over these steps")
     if word == "could not tell":
         lines.append(_open(tested, pair, spread))
     if last.control:
@@ -412,29 +411,39 @@ def _worded(
         parts = ", ".join(f"{count} {name}" for name, count in sorted(last.control.items(), key=lambda one: -one[1]))
         wrong = last.control.get("different", 0) > total / 5
         lines.append(
-            f"control: the baseline's halves against each other, {counted(total, 'time')}: {parts}"
-            + ("; it differs from itself: its runs are no repeats of one training" if wrong else "")
+            f"control: halves of the baseline against each other, {counted(total, 'split')}: {parts}"
+            + ("; the baseline differs from itself, so its runs are not repeats of one training" if wrong else "")
         )
     elif not math.isnan(tested.spread):
-        lines.append("no control: the baseline's halves are tested against each other from 4 runs on")
+        lines.append("no control: it takes 4 runs of the baseline, whose halves are tested against each other")
     return word, lines
 
 
 def _open(tested: Tested, pair: bool, spread: float | None) -> str:
     """Say why nothing can be told, and how many repeats would do."""
     if math.isnan(tested.spread):
-        return "one run a side has no spread: record at least 3 a side with other seeds, or give --spread, a run's known deviation"
+        return "one run a side says nothing of chance: record 3 a side with other seeds, or give a run's known deviation (--spread)"
     repeats = "more than 1,000 repeats" if tested.needed is None else f"{counted(tested.needed, 'repeat')} a side"
     of = "a pair's difference" if pair else "a run"
-    known = "given" if spread is not None else "here"
-    sure = "; that they differ is certain, by how much is not" if tested.p_same <= statistics.ALPHA else ""
-    deviates = f"{of} deviates by {percent(tested.spread)} {known}"
-    power = f"with these repeats equal trainings would be found equivalent with power {tested.power:.2f} ({deviates})"
-    return f"{power}; {repeats} would give {statistics.WANTED:g}{sure}"
+    known = ", as given" if spread is not None else ""
+    sure = "; they do differ, but by how much is uncertain" if tested.p_same <= statistics.ALPHA else ""
+    deviates = f"{of} deviates by {percent(tested.spread)}{known}"
+    power = f"were they equal, these repeats would show it in {_cases(tested.power)} ({deviates})"
+    return f"{power}; {repeats} would in {_cases(statistics.WANTED)}{sure}"
+
+
+def _cases(share: float) -> str:
+    return f"{percent(share)} of cases"
 
 
 def _signed(share: float) -> str:
-    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+    """Write an end of an interval."""
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}" if abs(share) >= TINY else "0 %"
+
+
+def _off_by(share: float) -> str:
+    """Say how far the candidate is off: ``0.22 % higher``."""
+    return f"{percent(abs(share))} {'off' if abs(share) < TINY else 'lower' if share < 0 else 'higher'}"
 
 
 def _shape(
@@ -493,19 +502,19 @@ def _beside(found: Shape, rules: Sequence[Ruled], first: int) -> list[str]:
         lines.append(same or f"the numbers differ from the first step on{several}")
     beyond = sorted(one.beyond for one in found.partings if one.beyond is not None)
     if beyond:
-        healthy = "a healthy run would, too, in an unknown share of cases (fewer than 3 baseline runs)"
+        healthy = "how often a healthy run does is unknown with fewer than 3 baseline runs"
         if found.alarms is not None:
-            healthy = f"a healthy run would in about {percent(found.alarms)} of cases"
+            healthy = f"a healthy run does in about {_cases(found.alarms)}"
         some = f"the candidate leaves the noise band in {len(beyond)} of {counted(len(found.partings), 'run')}"
-        lines.append(f"{some}, for 3 of 5 steps or more, first at step {beyond[0]:,}; {healthy}")
+        lines.append(f"{some}, first at step {beyond[0]:,} (3 of 5 steps outside it); {healthy}")
     lag = found.lag
     if lag is not None and lag.share >= LATER:
         who, other = ("candidate", "baseline") if lag.steps > 0 else ("baseline", "candidate")
-        later = f"{counted(abs(lag.steps), 'step')} later ({percent(lag.share)} of all)"
-        lines.append(f"the {who} is at step {lag.then:,} where the {other} was at step {lag.there:,}: {later}")
+        later = f"{counted(abs(lag.steps), 'step')} later ({percent(lag.share)} of the run)"
+        lines.append(f"the {who} reaches at step {lag.then:,} what the {other} reached at step {lag.there:,}: {later}")
     failed = [one for one in rules if not one.passes]
     if failed:
-        told = (f"{one.name} {percent(one.value)} apart, at most {percent(one.limit)}" for one in failed)
+        told = (f"{one.name} {percent(one.value)} apart (at most {percent(one.limit)})" for one in failed)
         lines.append(f"guides: {'; '.join(told)}")
     else:
         lines.append(f"guides: all {len(rules)} rules pass")

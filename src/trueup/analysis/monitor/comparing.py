@@ -1,9 +1,20 @@
 """Two monitored trainings lined up: which series leaves first.
 
 Series pair by rank and name, and their steps by number; of runs on other numbers of ranks, those joined over all ranks. A series
-leaves where its difference is beyond six times the step-to-step noise of both runs, on one side, in three of five steps (the rule
-of `trueup.analysis.curves.shape`, over all series at once: the noise is the MAD of a series' own steps, differences of neighbours,
-block by block). Before that it may differ in its last bits.
+leaves where its difference is beyond six deviations of both of these, and beyond `LEAST`, on one side, in three of five steps:
+
+- **what the runs' own steps scatter by**, as far as the two do not share it. Runs that see the same batches rise and fall
+  together: the correlation of their losses' second differences says how much of the scatter is common (`_shared`).
+- **how the difference itself wanders**: its increments over 1, 2, 4 ... steps. Two healthy runs on other batches drift apart
+  slowly in weights and moments, by far more than a step moves them. What short increments tell is carried on to the age of the
+  run by the power at which they grow with the lag: 0 of noise, a half of a random walk, 1 of a drift. In a short run that power
+  is badly known and taken larger.
+
+Where the runs began with other weights (a norm differs by more than the first updates can have moved it), what differs from the
+start is the luck of the draw: a series then has to leave its own start, too (`_other_weights`).
+
+Deviations come from four fifths of the increments (`QUANTILE`), so a change for good is none of them, in blocks that grow with
+the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has no noise, what is counted that of its changes.
 """
 
 from __future__ import annotations
@@ -11,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +31,20 @@ from numpy.typing import NDArray
 
 from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
 from trueup.analysis.monitor.joining import Joined
-from trueup.analysis.monitor.kinds import kind_of, spoken
+from trueup.analysis.monitor.kinds import Settled, kind_of, spoken
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
-from trueup.foundation.words.wording import counted, in_runs, number
+from trueup.foundation.words.wording import counted, in_runs, number, percent
 
 FEWEST = 20  # steps of a series that tell its noise
-LISTED = 12  # series that a sentence or a table names
-CONSTANT = 1e6  # times the noise beyond which that is the noise of nothing
 EXACT = 1e-12  # of the largest number: the noise of a constant series
+LEAST = 0.02  # on the log scale or of a linear series' size: 2 % is no event, as for alerts
+SET = 1e-6  # relative, of what is set: beyond it is no rounding
+QUANTILE, NORMAL_QUANTILE = 0.8, 1.81  # of absolute increments; of normal noise it is so many deviations of a single value
+FIRST_BLOCK, LAG = 16, 8  # values of the first block; lags up to an eighth of a block
+EARLY = 130  # steps that tell whether the runs share their batches
+TOGETHER = 0.5  # correlation from which they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +57,9 @@ class Left:
     beyond: int | None  # first step from which it stays beyond the noise
     baseline: float  # the numbers there
     candidate: float
-    times: float  # the difference in units of the noise, there
+    difference: float  # relative to the baseline, where that is not 0; NaN: one is not finite, or nothing left
+    noise: float  # how large it may be and still be noise
+    relative: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,8 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     found: list[Left] = []
     differing = count = 0
     short: list[str] = []
+    apart: list[int] = []  # ranks whose runs do not share their batches
+    drawn: dict[str, list[int]] = {}  # layers whose weights differ from the start, and ranks
     unsure = False
     notes = [f"{side.capture.path}: {problem}" for side in sides for problem in side.problems]
     if joins:
@@ -93,14 +113,18 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
         names = [sides[0].names(rank), sides[1].names(rank)]
         there = [set(some) for some in names]
         for side, other in ((0, 1), (1, 0)):
-            lonely = [name for name in names[side] if name not in there[other]]
+            lonely = [name for name in names[side] if name not in there[other] and not _is_nothing(sides[side], rank, name)]
             if lonely:
                 unsure = True
                 some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
                 notes.append(f"rank {rank}: only {sides[side].capture.path} has {counted(len(lonely), 'series', 'series')}: {some}")
         both = [name for name in names[0] if name in there[1]]
         count += len(both)
-        for one in _of_rank(sides, rank, both, steps[rank], short):
+        shared, other_weights = _shared(sides, rank, both, steps[rank]), _other_weights(sides, rank, both)
+        apart += [rank] if shared < TOGETHER else []
+        if other_weights is not None:
+            drawn.setdefault(other_weights, []).append(rank)
+        for one in _of_rank(sides, rank, both, steps[rank], (shared, other_weights is not None), short):
             differing += 1
             if one.beyond is not None:
                 found.append(one)
@@ -113,6 +137,17 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
         if len(own) > len(every):
             unsure, lacking = True, counted(len(own) - len(every), "step")
             notes.append(f"{lacking} of {one_side.capture.path} were not compared: the other run lacks them")
+    if drawn:
+        notes.append(
+            f"the runs began with other weights (those of {next(iter(drawn))}, for one): what differs from the start is no "
+            "evidence then, only what changes later; begin both from one checkpoint to see more"
+        )
+    if apart and differing:
+        of = "" if len(ranks) == len(apart) else f" of ranks {in_runs(apart, ', ')}"
+        notes.append(
+            f"the losses{of} do not rise and fall together: the runs saw other batches, so small faults hide in the noise of both; "
+            "the same seed and data order on both sides show more"
+        )
     if short:
         some = ", ".join(dict.fromkeys(short[:3]))
         notes.append(f"{counted(len(short), 'differing series', 'differing series')} have under {FEWEST} steps, too few: {some}")
@@ -129,6 +164,12 @@ def _said_of_joining(readers: Sequence[SeriesReader], over: Sequence[int]) -> It
             yield f"{reader.capture.path} holds {len(reader.ranks)} of {counted(world, 'rank')}: they tell nothing of all"
 
 
+def _is_nothing(side: SeriesReader | Joined, rank: int, name: str) -> bool:
+    """Tell whether a series that the other run lacks says only what its absence says: that no bfloat16 saturated, say."""
+    absent = kind_of(name).absent
+    return absent is not None and bool((np.nan_to_num(side.column(rank, name), nan=absent) == absent).all())
+
+
 def _world(reader: SeriesReader) -> int:
     """Return how many ranks a run had, whether or not all were monitored."""
     said = [one.get("world_size") for one in reader.capture.ranks.values()]
@@ -136,7 +177,8 @@ def _world(reader: SeriesReader) -> int:
 
 
 def _of_rank(
-    sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], short: list[str]
+    sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], common: tuple[float, bool],
+    short: list[str],
 ) -> Iterator[Left]:  # fmt: skip
     places = [np.searchsorted(side.steps(rank), steps) for side in sides]
     for at in range(0, len(names), AT_A_TIME):
@@ -145,48 +187,156 @@ def _of_rank(
         for name in some:
             b, c = (columns[name][place] for columns, place in zip(held, places, strict=True))
             taken = ~(np.isnan(b) | np.isnan(c))
-            one = _apart(rank, name, steps[taken], b[taken], c[taken])
+            one = _apart(rank, name, steps[taken], b[taken], c[taken], *common)
             if one is not None:
                 if one.beyond is None and taken.sum() < FEWEST and not name.startswith("digest/"):
                     short.append(spoken(name))
                 yield one
 
 
+@np.errstate(divide="ignore", invalid="ignore")
+def _shared(sides: Sequence[SeriesReader | Joined], rank: int, names: Sequence[str], steps: NDArray[np.int64]) -> float:
+    """Return how much of their scatter two runs have in common, 0 to 1: the largest rank correlation of second differences of the
+    loss and of the gradient's norm, in the first steps. Second differences leave out that both fall."""
+    found = 0.0
+    for name in ("loss", "gradient_norm", "gradient_norm_before_clip"):
+        if name in names:
+            b, c = (side.column(rank, name)[np.searchsorted(side.steps(rank), steps)][:EARLY] for side in sides)
+            taken = np.isfinite(b) & np.isfinite(c)
+            if taken.sum() >= FEWEST:
+                one, other = (np.argsort(np.argsort(np.diff(side[taken], 2))).astype(np.float64) for side in (b, c))
+                found = max(found, float(np.nan_to_num(np.corrcoef(one, other)[0, 1])))
+    return found
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _other_weights(sides: Sequence[SeriesReader | Joined], rank: int, names: Sequence[str]) -> str | None:
+    """Return a layer whose weights differ in the first step by more than two first updates can have moved them; None: there is
+    none, or the runs do not begin with the same step."""
+    first = [side.steps(rank)[:1] for side in sides]
+    if not np.array_equal(first[0], first[1]):
+        return None
+    for name in names:
+        kind, _, scope = name.partition("/")
+        moved = f"update_ratio/{scope}"
+        if kind == "weight_norm" and moved in names:
+            weights, updates = ([side.column(rank, one)[0] for side in sides] for one in (name, moved))
+            if abs(math.log(max(weights[1], 1e-300) / max(weights[0], 1e-300))) > max(sum(updates), SET):
+                return scope
+    return None
+
+
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
-def _apart(rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64]) -> Left | None:
+def _apart(
+    rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64], shared: float,
+    other_weights: bool,
+) -> Left | None:  # fmt: skip
     unequal = np.flatnonzero(b != c)
     if not len(unequal):
         return None
     exact = int(steps[unequal[0]])
+    stays = Left(rank, name, exact, None, float(b[unequal[0]]), float(c[unequal[0]]), math.nan, math.nan)
     if name.startswith("digest/"):  # other bits: nothing of a size
-        return Left(rank, name, exact, None, float(b[unequal[0]]), float(c[unequal[0]]), math.nan)
+        return stays
     kind = kind_of(name)
     logarithmic = kind.scale == "log" and bool((b > 0).all() and (c > 0).all())
     one, other = (np.log(b), np.log(c)) if logarithmic else (b, c)
-    noise = np.maximum(_noise(one, kind.settled), _noise(other, kind.settled)) * OWN_NOISE * math.sqrt(2)
-    away = np.nan_to_num((other - one) / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
+    difference = other - one
+    if other_weights and not kind.settled:
+        begun = difference[:OF]
+        since = difference - np.median(begun[np.isfinite(begun)]) if np.isfinite(begun).any() else difference
+        less = np.sign(difference) * np.minimum(np.abs(difference), np.abs(since))
+        difference = np.where(np.isfinite(difference) & (since * difference <= 0), 0.0, less)
+    if logarithmic and not kind.settled and np.nanmax(np.abs(difference)) < LEAST:
+        return stays
+    noise = _noise(one, other, kind.settled, logarithmic, shared)
+    away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
     if place is None:
-        return Left(rank, name, exact, None, float(b[unequal[0]]), float(c[unequal[0]]), 0.0)
-    return Left(rank, name, exact, int(steps[place]), float(b[place]), float(c[place]), float(abs(away[place]) * OWN_NOISE))
+        return stays
+    before, told = float(b[place]), (float(difference[place]), float(noise[place]))
+    if logarithmic:
+        told = math.expm1(min(told[0], 700.0)), math.expm1(min(told[1], 700.0))
+    elif before:
+        told = told[0] / abs(before), told[1] / abs(before)
+    return Left(rank, name, exact, int(steps[place]), before, float(c[place]), *told, relative=logarithmic or before != 0)
 
 
-def _noise(values: NDArray[np.float64], settled: bool) -> NDArray[np.float64]:
-    """Return the step-to-step noise around each step: of blocks, the largest of three neighbours; Inf where there are too few. What
-    is measured and stands still in most steps, as a ratio that is 1 where nothing was clipped, has the noise of the others."""
-    if len(values) < FEWEST:
-        return np.full(len(values), math.inf)
-    finite = np.where(np.isfinite(values), values, np.nan)
-    changes = np.abs(np.diff(finite))
+def _noise(
+    one: NDArray[np.float64], other: NDArray[np.float64], settled: Settled, logarithmic: bool, shared: float
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return how far apart two series may be around each step and still be noise; Inf where there are too few."""
+    if len(one) < FEWEST:
+        return np.full(len(one), math.inf)
+    size = np.fmax(np.where(np.isfinite(one), np.abs(one), 0.0), np.where(np.isfinite(other), np.abs(other), 0.0))
+    floor = EXACT * float(size.max(initial=1e-300))
+    if settled == "set":
+        return np.maximum(SET * size, floor)
+    if settled == "counted":
+        return np.maximum(floor, OWN_NOISE * math.sqrt(2) * np.maximum(_changes(one), _changes(other)))
+    own = OWN_NOISE * math.sqrt(2 * (1 - shared)) * np.maximum(_wander(one, 0.0), _wander(other, 0.0))
+    apart = other - one
+    moving = OWN_NOISE * _wander(apart, _power(apart) + 1 / math.sqrt(len(apart)))
+    least: NDArray[np.float64] = np.maximum(np.maximum(own, moving), np.maximum(LEAST if logarithmic else LEAST * size, floor))
+    return least
+
+
+def _wander(values: NDArray[np.float64], power: float) -> NDArray[np.float64]:
+    """Return the deviation around each step that increments tell, of blocks the largest of three neighbours. ``power`` 0: of single
+    steps; else of lags up to an eighth of a block, carried on to the step's number by that power."""
+    edges = [0]
+    while edges[-1] < len(values):
+        edges.append(edges[-1] + min(WINDOW, FIRST_BLOCK if len(edges) < 3 else 2 * (edges[-1] - edges[-2])))
+    edges[-1] = len(values)
+    if len(edges) > 2 and edges[-1] - edges[-2] < FIRST_BLOCK // 2:
+        edges.pop(-2)
+    sizes = np.diff(edges)
+    held, lag = np.zeros(len(sizes)), 1
+    while lag == 1 or (power and lag <= WINDOW // LAG):
+        moved = np.abs(values[lag:] - values[:-lag])
+        told = _quantiles(np.where(np.isfinite(moved), moved, 0.0), edges) / NORMAL_QUANTILE / lag**power
+        held = np.where((lag == 1) | (lag <= sizes // LAG), np.maximum(held, told), held)
+        lag *= 2
+    wide = np.maximum(held, np.maximum(np.r_[held[:1], held[:-1]], np.r_[held[1:], held[-1:]]))
+    age: NDArray[np.float64] = np.arange(len(values), dtype=np.float64) + 1
+    return np.asarray(np.repeat(wide, sizes) * age**power, np.float64)
+
+
+def _quantiles(moved: NDArray[np.float64], edges: Sequence[int]) -> NDArray[np.float64]:
+    """Return the `QUANTILE` of each block, all whole ones of the largest size at once."""
+    found = np.zeros(len(edges) - 1)
+    whole = [place for place, (at, to) in enumerate(pairwise(edges)) if to - at == WINDOW and to <= len(moved)]
+    if whole:
+        many = moved[edges[whole[0]] : edges[whole[-1]] + WINDOW].reshape(-1, WINDOW)
+        found[whole[0] : whole[-1] + 1] = np.partition(many, int(QUANTILE * WINDOW), axis=1)[:, int(QUANTILE * WINDOW)]
+    for place in set(range(len(found))).difference(whole):
+        some = moved[edges[place] : edges[place + 1]]
+        found[place] = np.quantile(some, QUANTILE) if len(some) else 0.0
+    return found
+
+
+def _power(values: NDArray[np.float64]) -> float:
+    """Return the power of the lag by which increments grow, 0 to 1: 0 of noise, a half of a random walk, 1 of a drift."""
+    lags = [2**power for power in range(max(1, (len(values) // 4).bit_length()))]
+    middles = []
+    for lag in lags:
+        at = np.arange(0, len(values) - lag, max(1, lag // 8))  # neighbours tell the same
+        moved = np.abs(values[at + lag] - values[at])
+        middles.append(float(np.median(moved[np.isfinite(moved)])) if np.isfinite(moved).any() else 0.0)
+    if len(lags) < 3 or min(middles) <= 0:
+        return 0.5
+    return float(np.clip(np.polyfit(np.log(lags), np.log(middles), 1)[0], 0.0, 1.0))
+
+
+def _changes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the step-to-step noise of what is counted, around each step: of blocks, the largest of three neighbours."""
+    changes = np.abs(np.diff(np.where(np.isfinite(values), values, np.nan)))
     size = min(WINDOW, len(changes))
     blocks = [changes[at : at + size] for at in range(0, len(changes) - size + 1, size)]
-    if not settled:
-        blocks = [np.where(block > 0, block, np.nan) if (block > 0).any() else block for block in blocks]
     held = np.array([NORMAL * np.nanmedian(block) / math.sqrt(2) if np.isfinite(block).any() else math.inf for block in blocks])
     wide = np.maximum(held, np.maximum(np.r_[held[:1], held[:-1]], np.r_[held[1:], held[-1:]]))
-    floor = EXACT * float(np.nanmax(np.abs(finite), initial=1e-300))
-    each: NDArray[np.float64] = np.maximum(wide[np.minimum(np.arange(len(values)) // size, len(wide) - 1)], floor)
+    each: NDArray[np.float64] = wide[np.minimum(np.arange(len(values)) // size, len(wide) - 1)]
     return each
 
 
@@ -201,22 +351,32 @@ def _sustained(away: NDArray[np.float64]) -> int | None:
     return min(found, default=None)
 
 
+def size(value: float, one: Left) -> str:
+    """Write a difference of a series, or how much of it would be noise."""
+    return percent(abs(value)) if one.relative else number(abs(value), 2)
+
+
+def far(one: Left) -> str:
+    """Say how far apart the numbers are where a series leaves, and what would be noise there."""
+    if not math.isfinite(one.difference):
+        return "one is NaN or Inf"
+    said, limit = (size(n, one) for n in (one.difference, one.noise))
+    known = "it is set and has no noise" if kind_of(one.series).settled == "set" else f"up to {limit} is noise there"
+    return f"{said} {'lower' if one.difference < 0 else 'higher'}; {known}"
+
+
 def _sentence(verdict: VerdictWord, left: list[Left], differing: int, count: int, span: tuple[int, int, int]) -> str:
     where = f"{counted(count, 'series', 'series')} over {counted(span[2], 'step')} ({span[0]:,} to {span[1]:,})"
     if left:
         first = left[0]
         rank = f", rank {first.rank}" if any(one.rank for one in left) else ""
-        lines = [
-            f"DEVIATES  first series to leave: {spoken(first.series)}, step {first.beyond:,}{rank}",
-            f"          {number(first.baseline, 6)} in the baseline, {number(first.candidate, 6)} in the candidate, "
-            + (f"{first.times:,.0f} times the step-to-step noise" if first.times < CONSTANT else "where it hardly moves")
-            if math.isfinite(first.times) else
-            f"          {number(first.baseline, 6)} in the baseline, NaN or Inf in the candidate",
-            f"          its first other bit: step {first.exact:,}; {len(left):,} of {where} leave, {differing:,} differ",
-        ]  # fmt: skip
         loss = next((one for one in left if one.series == "loss"), None)
-        lines.append(f"          the loss leaves at step {loss.beyond:,}" if loss else "          the loss does not leave")
-        return "\n".join(lines)
+        return "\n".join((
+            f"DEVIATES  {spoken(first.series)} leaves first, at step {first.beyond:,}{rank}",
+            f"          {number(first.baseline, 6)} in the baseline, {number(first.candidate, 6)} in the candidate: {far(first)}",
+            f"          it differs from step {first.exact:,} on; of {where} {len(left):,} leave and {differing:,} differ",
+            f"          the loss leaves at step {loss.beyond:,}" if loss else "          the loss does not leave",
+        ))  # fmt: skip
     head = {"aligned": "ALIGNED", "inconclusive": "COULD NOT TELL"}.get(verdict, "")
     if not differing:
         return f"{head}  the same number at each step in {where}"

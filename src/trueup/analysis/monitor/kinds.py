@@ -8,6 +8,7 @@ from typing import Literal
 from trueup.foundation import toml
 
 Rule = Literal["spike", "drift", "drift_up", "frozen", "vanishing", "dead", "desync"]
+Settled = Literal["", "set", "counted"]
 
 
 class Kind(toml.Table):
@@ -19,7 +20,8 @@ class Kind(toml.Table):
     alerts: tuple[Rule, ...] = ()
     scale: Literal["log", "linear"] = "log"
     moved: float = 3.0
-    settled: bool = False
+    settled: Settled = ""
+    absent: float | None = None
     ranks: Literal["mean", "largest", "sum", "none"] = "mean"
 
 
@@ -46,4 +48,5 @@ def kind_of(series: str) -> Kind:
 def spoken(series: str) -> str:
     """Return a series as a sentence names it: ``gradient_norm of encoder.0``."""
     kind, _, scope = series.partition("/")
-    return f"{kind} of {scope}" if scope else kind
+    of = "group " if kind == "lr" else ""
+    return f"{kind} of {of}{scope}" if scope else kind

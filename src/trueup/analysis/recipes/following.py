@@ -18,13 +18,13 @@ from pathlib import Path
 
 from trueup.analysis.bisection.search import Attempt
 from trueup.analysis.recipes import inside
-from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, Readings, percent
+from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, Readings
 from trueup.analysis.recipes.recipe import Outcome, Recipe, RecipeResult, Rung, RungStatus, Step, load, means_apart, relative
 from trueup.analysis.remedy.advice import next_command
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Finding, Result, Status, TrueupError
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.words.wording import counted, one_line
+from trueup.foundation.words.wording import counted, one_line, percent
 
 
 def follow(

@@ -16,7 +16,7 @@ from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
 from trueup.foundation.facts.criteria import Limit
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.words.reasons import in_words
-from trueup.foundation.words.wording import sci
+from trueup.foundation.words.wording import percent
 
 PHASES = ("forward", "backward")
 COLUMNS = tuple("rank before_seq seq level phase scope op ordinal slot state error before after scale bound exact nan".split())
@@ -195,13 +195,3 @@ def _doubts(part: Part, phase: str) -> list[str]:
         found += [f"{call.key} was not compared: {in_words(why)}"] if call.phase == phase else []
     unsure = [suspect.judged.call.candidate for suspect in part.suspects if not suspect.certain and suspect.phase == phase]
     return found + [f"{call.key} differs by more than is expected, and it could be rounding" for call in unsure]
-
-
-def percent(share: float) -> str:
-    """Write a share with two digits: ``2.7 %``, ``120 %``, ``1.3e-5 %``."""
-    if not math.isfinite(share):
-        return "infinitely"
-    percents = 100 * share
-    if 0 < percents < 0.01 or percents >= 1e5:
-        return f"{sci(percents)} %"
-    return f"{percents:.0f} %" if percents >= 9.95 else f"{percents:.2g} %"

@@ -44,7 +44,7 @@ def compare(
     more: Annotated[Files, typer.Argument(metavar="BASE3", hidden=True)] = None,
     reference: Annotated[File, typer.Option(metavar="FP64", help="The run in float64: the distance from it decides.")] = None,
     cosine: Annotated[Share, typer.Option(metavar="X", min=-1, max=1, help=COSINE)] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --cosine: how many.")] = 10,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --cosine, or of series: how many.")] = 10,
     mapping: Annotated[File, typer.Option("--map", metavar="FILE", help=MAPPED)] = None,
     shards: Annotated[File, typer.Option(metavar="FILE", help="How tensors lie on ranks, where nothing else says it.")] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
@@ -71,7 +71,7 @@ def compare(
 
     tables = {"csv": csv, "xlsx": xlsx, "junit": junit, "sarif": sarif}
     if are_monitored(baseline, candidate):
-        return _series(baseline, candidate, output, json, {**tables, "repeat": repeat})
+        return _series(baseline, candidate, limit, output, json, {**tables, "repeat": repeat})
     _can_write(tables)
     if cosine is not None and (engine != "local" or (jobs or 1) > 1):
         raise UsageError("--cosine looks at each tensor in this process.\n  got:      --jobs too\n  next:     leave one out")
@@ -124,7 +124,7 @@ def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) 
             print_written(write(result, file), console, what)
 
 
-def _series(baseline: Path, candidate: Path, output: File, json: File, others: Mapping[str, object]) -> int:
+def _series(baseline: Path, candidate: Path, limit: int, output: File, json: File, others: Mapping[str, object]) -> int:
     """Compare what two monitors wrote; raises UsageError where one of the other options was given."""
     for option, value in others.items():
         if value:
@@ -136,7 +136,7 @@ def _series(baseline: Path, candidate: Path, output: File, json: File, others: M
 
     found = compare_series(baseline, candidate)
     console = Terminal()
-    render_compared(found, console)
+    render_compared(found, limit, console)
     if output is not None:
         print_written(save_json(compared_document(found), output / "series.json"), console, "json")
     save_as_json(lambda: compared_document(found), json, console)

@@ -1,7 +1,7 @@
 """Curves with a verdict on a terminal, as ``curves.json`` and as a page.
 
-EQUIVALENT  loss of steps 901 to 1,000: +0.08 %, 90 % interval −0.11 % to +0.27 %; within 0.5 %
-            5 and 5 runs, paired; a run's mean over these steps is one sample, its steps are none
+EQUIVALENT  loss of steps 901 to 1,000: 0.08 % higher (90 % interval −0.11 % to +0.27 %), within 0.5 %
+            5 runs against 5 runs, paired; each run is one sample: its mean over these steps
 
     steps  baseline  candidate  diff. %   90 % interval  word
     1–200   3.41218    3.41502   +0.083  -0.1 to +0.27  equivalent
@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from trueup.analysis.curves.judging import HEADS, Verdict
+from trueup.analysis.curves.judging import HEADS, TINY, Verdict
 from trueup.analysis.curves.statistics import Tested
-from trueup.analysis.recipes.readings import percent
 from trueup.doors.report import charts
 from trueup.doors.report.document import fields, headed, json_plain
 from trueup.doors.report.html import drawn, embedded, ours, page
 from trueup.doors.report.saving import save_json, write_text
 from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines, print_next, print_written
-from trueup.foundation.words.wording import clean, counted, number
+from trueup.foundation.words.wording import clean, counted, number, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,11 +100,13 @@ def _power(tested: Tested) -> str:
     """Say of what could not be told how many repeats would tell."""
     if tested.word != "could not tell" or math.isnan(tested.spread):
         return ""
-    return f": power {tested.power:.2f}, needs {'over 1,000' if tested.needed is None else tested.needed}"
+    return f": power {tested.power:.2f}, needs {'over 1,000' if tested.needed is None else tested.needed} a side"
 
 
 def _percents(share: float) -> str:
-    return f"{100 * share:+.3g}" if abs(share) < 1 else f"{100 * share:+.0f}"
+    """Write a percentage without its sign of percent, for a column."""
+    tiny = abs(share) < TINY
+    return "0" if tiny else f"{100 * share:+.3g}" if abs(share) < 1 else f"{100 * share:+,.0f}"
 
 
 def _listed(steps: Sequence[int]) -> str:

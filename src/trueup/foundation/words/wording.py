@@ -41,6 +41,18 @@ def times(ratio: float) -> str:
     return f"{ratio:.1f} x" if ratio < 10 else f"{ratio:,.0f} x"
 
 
+def percent(share: float) -> str:
+    """Write a share or a relative distance as a person says it: ``2.7 %``, ``0.0079 %``, ``1,200 %``, ``under 0.0001 %``."""
+    if not math.isfinite(share):
+        return "infinitely"
+    percents = 100 * share
+    if 0 < percents < 1e-4:
+        return "under 0.0001 %"
+    if percents >= 1e9:
+        return "over 1,000,000,000 %"
+    return f"{percents:,.0f} %" if percents >= 9.95 else f"{percents:.2g} %"
+
+
 def number(value: float, digits: int = 4) -> str:
     """Write a value of a tensor with ``digits`` significant digits, as short as it stays exact to them."""
     if not math.isfinite(value):
