@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -146,3 +147,11 @@ def test_without_it(hide: bool, switch: str, expected: str) -> None:
     environment = {**os.environ, "TRUEUP_NATIVE": switch}
     command = [sys.executable, "-c", SWITCH.format(hide=hide)]
     assert subprocess.check_output(command, env=environment, text=True).strip() == expected
+
+
+def test_a_kernel_of_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(**{name: None for name in _compiled.NEEDED if name != "streams"})
+    monkeypatch.setenv(_compiled.SWITCH, "1")
+    monkeypatch.setitem(sys.modules, "trueup.foundation.kernels._native", older)
+    with pytest.warns(RuntimeWarning, match=r"another version \(it lacks streams\).*build it again"):
+        assert _compiled.native.__wrapped__() is older

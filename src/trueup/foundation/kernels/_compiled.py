@@ -19,6 +19,8 @@ _NAMES = (
 
 KINDS = {name: number for number, name in enumerate(_NAMES)}  # dtypes by name -> the kernel's numbers (native/base.h)
 
+NEEDED = ("copy", "measure", "measured", "pair", "spent", "squared_distances", "streams")  # of the kernel, by this version
+
 SWITCH = "TRUEUP_NATIVE"  # environment variable: ``0`` keeps to the NumPy twin
 
 
@@ -39,7 +41,7 @@ def native() -> Any:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return importlib.import_module("trueup.foundation.kernels._native")
+        kernel = importlib.import_module("trueup.foundation.kernels._native")
     except ImportError as error:
         warnings.warn(
             f"trueup's compiled statistics kernel is missing ({error}): the NumPy twin gives the same numbers at "
@@ -49,6 +51,15 @@ def native() -> Any:
             stacklevel=3,
         )
         return None
+    lacking = [name for name in NEEDED if not hasattr(kernel, name)]
+    if lacking:
+        warnings.warn(
+            f"trueup's compiled statistics kernel was built for another version (it lacks {', '.join(lacking)}): what it lacks "
+            "is computed more slowly; build it again: reinstall trueup (in a checkout: pip install --no-deps -e .)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return kernel
 
 
 def measure(array: NDArray[Any], out: NDArray[np.float64] | None, digest: bool, threads: int = 1) -> int | None:

@@ -208,7 +208,7 @@ def streams(
     elements outside of ``ends``. Of `ALIKE`: squares of the one, of the other, products, their signs. Of `ABOVE`: squares of both,
     0, signs of ``y - x ** 2``. Of `APART`: squares of the one, of the differences. All in float64, in which squares of float32 are
     exact: the same bits by whatever instruction set and number of threads, but for the last ones of squares of differences."""
-    take = getattr(_compiled.native(), "streams", None)  # not there either in a kernel that was built for an older Trueup
+    take = getattr(_compiled.native(), "streams", None)  # an older kernel, which was said, has none
     if take is None:
         return None
     entries = np.array(table, np.int64)
