@@ -216,3 +216,12 @@ def test_show_names_the_odd_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 2 < row["apart"] < 5
     assert main(["show", "m", "--op", "linear"]) == 64
     assert "--op is for captures of calls" in capsys.readouterr().err
+
+
+def test_show_reads_a_series_that_became_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = healthy(steps=30)
+    values[7:, 0], values[9, 1] = math.nan, math.inf
+    assert main(["show", str(write(tmp_path / "m", values)), "--scope", "*"]) == 0
+    said = capsys.readouterr().out
+    assert "inf" in said
+    assert "gradient_norm/b" in said

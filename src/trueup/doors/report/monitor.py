@@ -85,6 +85,7 @@ def render_shown(reader: SeriesReader, document: dict[str, Any], limit: int, con
     many = len(reader.ranks) > 1
     lines = []
     for one in some:
-        line = [clean(one["series"]), f"{one['taken']:,}", *(number(one[name], 4) for name in ("first", "last", "low", "high"))]
-        lines.append([*line, percent(one["apart"]), "" if one["odd"] is None else str(one["odd"])] if many else line)
+        numbers = [number(float(one[name]), 4) for name in ("first", "last", "low", "high")]  # NaN is a word in the document
+        line = [clean(one["series"]), f"{one['taken']:,}", *numbers]
+        lines.append([*line, percent(float(one["apart"])), "" if one["odd"] is None else str(one["odd"])] if many else line)
     listing(console, (*SHOWN, *RANKS) if many else SHOWN, lines, limit)
