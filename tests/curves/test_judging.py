@@ -13,6 +13,7 @@ from trueup.analysis.curves.judging import judge
 from trueup.analysis.curves.run import Run, Series
 from trueup.analysis.recipes.recipe import load
 from trueup.foundation.model import TrueupError, UsageError
+from trueup.foundation.words.wording import percent
 
 BASE = [made(seed) for seed in range(5)]
 
@@ -70,8 +71,8 @@ def test_few_repeats_say_how_many_are_needed() -> None:
     assert found.word == "could not tell"
     tested = found.windows[-1].tested
     assert tested.needed is not None
-    assert f"{tested.needed} repeats a side would give 0.8" in found.sentence
-    assert f"power {tested.power:.2f}" in found.sentence
+    assert f"{tested.needed} repeats a side would in 80 % of cases" in found.sentence
+    assert f"these repeats would show it in {percent(tested.power)} of cases" in found.sentence
 
 
 def test_the_same_numbers_are_equivalent_by_themselves() -> None:
