@@ -353,8 +353,9 @@ def test_gradients_that_are_not_cleared_beside_another_optimizer(tmp_path: Path)
         return made
 
     result = compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=False))
-    said = "the gradients that the optimizer reads in the candidate only, from step 1 on: they are not cleared"
+    said = "from step 1 on, the optimizer reads gradients that no recorded backward call made: they are not cleared"
     assert said in result.sentence
+    assert "what the optimizer made of mm(1);" in result.sentence
     assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=True)).sentence
     assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=False), run("adam_", cleared=False)).sentence
 
@@ -700,3 +701,14 @@ def test_a_weight_decay_moves_no_weight_farther_than_it_can(kind: str, apart: fl
     if not one.cause.startswith(kind):
         assert one.cause == "look at how it is defined: SGD: Keras keeps the learning rate in its momentum"
         assert [setting.name for setting in left] == ["weight_decay"]
+
+
+@pytest.mark.parametrize(("facts", "explains"), [
+    ({"scope": "norm"}, True), ({"scope": "norm", "phase": "backward"}, False), ({"scope": "other"}, False),
+    ({"scope": "norm", "level": "api"}, False),
+])  # fmt: skip
+def test_a_layer_that_shows_no_arguments_differs_by_its_own_setting(facts: dict[str, Any], explains: bool) -> None:
+    """Of two frameworks, or of modules alone, no argument of a call is compared."""
+    sides = [{"settings": {"modules": {"norm": {"class": "LayerNorm", "eps": eps}}}} for eps in (1e-5, 1e-3)]
+    (one,), _ = with_causes([finding("operator", **({"level": "module", "op": "LayerNorm"} | facts))], *sides)
+    assert one.cause == ("eps of norm (LayerNorm): 1e-05 in the baseline, 0.001 in the candidate" if explains else "")

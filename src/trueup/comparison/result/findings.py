@@ -83,7 +83,7 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     weight, _, state = weight.partition(":")
     wrong = {slot.partition(":")[0] for slot, limit in judged.slot_expected.items() if call.slots[slot].relative > limit}
     added = state.startswith(ADDED)
-    said = [Why.WEIGHT(None if added else state, added, weight, len(wrong) - 1 or None)]
+    said = [Why.WEIGHT(None if added else state, added, weight, max(0, len(wrong) - 1) or None)]
     ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
     suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
     alone = [first - second for first, second in (ran, ran[::-1])]

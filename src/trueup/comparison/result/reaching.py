@@ -1,8 +1,8 @@
 """Which settings that differ reach which calls, and show in them.
 
 A setting explains a call that it reaches and that shows it: an optimizer's, the calls of an update that were given other numbers or
-that only one run makes; a module's, such calls inside that module, and, of a length, calls of its own two values anywhere; a
-loader's or a seed's, what no module computed and what was drawn.
+that only one run makes; a module's, such calls inside that module, its own forward where no argument was recorded, and, of a
+length, calls of its own two values anywhere; a loader's or a seed's, what no module computed and what was drawn.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         if setting.name == "training" and lacks_tensor(finding):  # no mode decides which tensors a call is given
             return False
         drawn = drawn if setting.name == "training" else _is_resized(finding)
-        return inside and finding.phase != "optimizer" and (otherwise or drawn)
+        itself = (finding.level, finding.phase) == ("module", "forward") and finding.scope in setting.places
+        return inside and finding.phase != "optimizer" and (otherwise or drawn or itself)
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
     if lacks_tensor(finding):  # no loader decides that either
