@@ -118,6 +118,7 @@ def _explains(setting: Setting, finding: Finding) -> bool:
             return False
         drawn = drawn if setting.name == "training" else _is_resized(finding)
         itself = (finding.level, finding.phase) == ("module", "forward") and finding.scope in setting.places
+        itself = itself and setting.name not in (SIZES | {"class"})  # as layouts have them, too
         return inside and finding.phase != "optimizer" and (otherwise or drawn or itself)
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
