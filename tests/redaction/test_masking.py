@@ -8,7 +8,7 @@ import string
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trueup.foundation.redaction import MASK, conceals, redacted, redacted_code
@@ -140,8 +140,7 @@ def leaks(found: Any, secret: str) -> bool:
 
 @given(name=names, secret=secrets)
 def test_no_secret_comes_through(name: str, secret: str) -> None:
-    if name.startswith(secret[:1]) and secret in name:
-        return
+    assume(not leaks(f"python x.py {name} run with {name.replace('-', '_')} then and more login", secret))
     assert not leaks([redacted({name: secret})[name]], secret)
     assert not leaks(redacted(["x.py", f"--{name}", secret, "--lr"])[2], secret)
     assert not leaks(redacted([f"--{name}={secret}", f"{name}={secret} and more"]), secret)
@@ -155,6 +154,7 @@ def test_no_secret_comes_through(name: str, secret: str) -> None:
 
 @given(secret=st.text(string.ascii_letters + string.digits + "!$*+,.;=_~:@/?#", min_size=8, max_size=40))
 def test_no_password_of_a_url_comes_through(secret: str) -> None:
+    assume(not leaks("see postgres://me:@host:5432/db now", secret))
     assert not leaks(redacted(f"see postgres://me:{secret}@host:5432/db now"), secret)
 
 
