@@ -174,21 +174,22 @@ class CallColumns:
             return np.asarray(self.digest[slots] ^ splitmix64(calls.astype(np.uint64)))
 
         read, outputs = np.flatnonzero(known), np.flatnonzero(made)
-        passed = np.isin(held(self.call[read], read), held(self.call[outputs], outputs)) & ~several[self.call[read]]
+        returned = held(self.call[outputs], outputs)
+        slots = returned ^ splitmix64(self.slot[outputs].astype(np.uint64))
+        passed = np.isin(held(self.call[read], read), returned) & ~several[self.call[read]]
         through = np.full(len(self.seq), NONE)
         through[self.call[read[passed]]] = producer[read[passed]]
-        outputs = outputs[several[self.call[outputs]]]
+        one_of = several[self.call[outputs]]
+        outputs, returned = outputs[one_of], returned[one_of]
         makers = producer[read]
         for _ in range(PASSED_ON):
             makers = np.where(through[makers] != NONE, through[makers], makers)
         read, makers = read[several[makers]], makers[several[makers]]
-        returned, wanted = held(self.call[outputs], outputs), held(makers, read)
+        wanted = held(makers, read)
         order = np.argsort(returned)
         at = outputs[order[np.minimum(np.searchsorted(returned[order], wanted), len(order) - 1)]]
         other = np.isin(wanted, returned) & (self.shapes.exact[at] == self.shapes.exact[read])
-        named = held(producer[read], read) ^ splitmix64(self.producer_slot[read].astype(np.uint64))
-        its = np.flatnonzero(made)
-        other &= ~np.isin(named, held(self.call[its], its) ^ splitmix64(self.slot[its].astype(np.uint64)))
+        other &= ~np.isin(held(producer[read], read) ^ splitmix64(self.producer_slot[read].astype(np.uint64)), slots)
         if other.any():
             self.producer, self.producer_slot = self.producer.copy(), self.producer_slot.copy()
             self.producer[read[other]], self.producer_slot[read[other]] = self.seq[makers[other]], self.slot[at[other]]
