@@ -104,21 +104,12 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     if joins:
         unsure = any(len(reader.ranks) < world for reader, world in zip(readers, over, strict=True))
         notes += _said_of_joining(readers, over)
-    for side, other in ((0, 1), (1, 0)):
-        extra = sorted(set(sides[side].ranks) - set(sides[other].ranks))
-        if extra:
-            unsure = True
-            notes.append(f"ranks {in_runs(extra, ', ')} are only in {sides[side].capture.path} and were not compared")
+    every = np.unique(np.concatenate(list(steps.values())))
+    lacking = list(_lacking(sides, ranks, every))
+    notes += lacking
     for rank in ranks:
-        names = [sides[0].names(rank), sides[1].names(rank)]
-        there = [set(some) for some in names]
-        for side, other in ((0, 1), (1, 0)):
-            lonely = [name for name in names[side] if name not in there[other] and not _is_nothing(sides[side], rank, name)]
-            if lonely:
-                unsure = True
-                some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
-                notes.append(f"rank {rank}: only {sides[side].capture.path} has {counted(len(lonely), 'series', 'series')}: {some}")
-        both = [name for name in names[0] if name in there[1]]
+        there = set(sides[1].names(rank))
+        both = [name for name in sides[0].names(rank) if name in there]
         count += len(both)
         shared, other_weights = _shared(sides, rank, both, steps[rank]), _other_weights(sides, rank, both)
         apart += [rank] if shared < TOGETHER else []
@@ -130,13 +121,7 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
                 found.append(one)
     order = {name: place for rank in ranks for place, name in enumerate(sides[0].names(rank))}
     found.sort(key=lambda one: (one.beyond or 0, order[one.series], one.rank))
-    every = np.unique(np.concatenate(list(steps.values())))
     span = int(every[0]), int(every[-1]), len(every)
-    for one_side in sides:
-        own = np.unique(np.concatenate([one_side.steps(rank) for rank in ranks]))
-        if len(own) > len(every):
-            unsure, lacking = True, counted(len(own) - len(every), "step")
-            notes.append(f"{lacking} of {one_side.capture.path} were not compared: the other run lacks them")
     if drawn:
         notes.append(
             f"the runs began with other weights (those of {next(iter(drawn))}, for one): what differs from the start is no "
@@ -151,9 +136,29 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     if short:
         some = ", ".join(dict.fromkeys(short[:3]))
         notes.append(f"{counted(len(short), 'differing series', 'differing series')} have under {FEWEST} steps, too few: {some}")
-    unsure = unsure or bool(short) or any(side.capture.lost for side in sides)
+    unsure = unsure or bool(lacking or short) or any(side.capture.lost for side in sides)
     verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
     return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+
+
+def _lacking(sides: Sequence[SeriesReader | Joined], ranks: Sequence[int], every: NDArray[np.int64]) -> Iterator[str]:
+    """Say what one run alone has and was not compared: ranks, series, steps (``every``: those of both)."""
+    both_ways = (sides, sides[::-1])
+    for side, other in both_ways:
+        extra = sorted(set(side.ranks) - set(other.ranks))
+        if extra:
+            yield f"ranks {in_runs(extra, ', ')} are only in {side.capture.path} and were not compared"
+    for rank in ranks:
+        for side, other in both_ways:
+            there = set(other.names(rank))
+            lonely = [name for name in side.names(rank) if name not in there and not _is_nothing(side, rank, name)]
+            if lonely:
+                some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
+                yield f"rank {rank}: only {side.capture.path} has {counted(len(lonely), 'series', 'series')}: {some}"
+    for side in sides:
+        more = len(np.unique(np.concatenate([side.steps(rank) for rank in ranks]))) - len(every)
+        if more > 0:
+            yield f"{counted(more, 'step')} of {side.capture.path} were not compared: the other run lacks them"
 
 
 def _said_of_joining(readers: Sequence[SeriesReader], over: Sequence[int]) -> Iterator[str]:
