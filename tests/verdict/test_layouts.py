@@ -185,7 +185,10 @@ def _parts(*arrays: np.ndarray) -> list[Piece]:
     [
         ([[0, 1, 2], [3, 4]], Way("sharded"), [0, 1, 2, 3, 4]),
         ([[0, 1, 6, 7], [2, 3, 4, 5]], Way("sharded", order="zigzag"), [0, 1, 2, 3, 4, 5, 6, 7]),
-        ([[0, 1, 4, 5], [2, 3, 6, 7]], Way("sharded", order="interleaved", split=2), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], Way("sharded", order="interleaved", parts=(1, 1)), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([[0, 2, 4], [1, 3, 5]], Way("sharded", order="interleaved", parts=(1, 1, 1)), [0, 1, 2, 3, 4, 5]),
+        ([[0, 1, 4, 6], [2, 3, 5, 7]], Way("sharded", order="interleaved", parts=(2, 1, 1)), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([[0, 1], [2, 3]], Way("sharded", order="interleaved", parts=(1, 1, 1)), None),
         ([[1, 2], [3, 4]], Way("partial"), [4, 6]),
         ([[1, 2], [3, 4]], Way("partial", reduce="avg"), [2, 3]),
         ([[1, 2], [1, 2]], Way("replicated"), [1, 2]),
@@ -233,6 +236,43 @@ def test_declarations(tmp_path: Path) -> None:
     cut = Way("sharded", 2)
     assert ways == {"cp": Way("sharded", 0, "zigzag"), "tp": cut, "ranks": cut, "ep": Way("partial"), "dp": None}
     assert told(key, "input.0", "tp") is None
+
+
+@pytest.mark.parametrize(("order", "parts"), [("", (1, 1)), ("3", (1, 1, 1)), ("(4,1,1)", (4, 1, 1))])
+def test_declared_packs(tmp_path: Path, order: str, parts: tuple[int, ...]) -> None:
+    file = tmp_path / "shards.toml"
+    file.write_text(f'[[slot]]\nslot = "param.weight"\ndims = "f[tp:interleaved{order}] i"\n')
+    way = load(file)(("forward", "module", "up", "Linear", 0), "param.weight", "tp")
+    assert way == Way("sharded", 0, "interleaved", parts=parts)
+
+
+def _packed_by_hand(directory: Path, world: int, wrong: int = 0) -> Path:
+    """A run whose neighbours hold pieces of queries, keys and values; of four ranks those that stand 2 apart cut the data."""
+    run = Recording(parts="stats digest tensor")
+    weight, x = np.arange(12, dtype=np.float32).reshape(3, 2, 2), np.arange(8, dtype=np.float32).reshape(4, 2) + 1
+    for rank in range(world):
+        held, given = weight[:, (rank + wrong) % 2], np.split(x, world // 2)[rank // 2]
+        run.call("Linear", {"input.0": given, "param.weight": held}, [given @ held.T], level="module", scope="up", rank=rank)
+        for ranks in (f"{rank - rank % 2}-{rank - rank % 2 + 1}", f"{rank % 2},{rank % 2 + 2}", "0-3"):
+            said = {"ranks": ranks, "group": ranks} if world == 4 else {"ranks": "0-1", "group": "0-1"}
+            run.call("torch.distributed.all_reduce", {}, [], phase="collective", rank=rank, arguments=said)
+    return run.write(directory, world_size=world)
+
+
+@pytest.mark.parametrize(
+    ("dims", "wrong", "verdict"),
+    [
+        ("", 0, "inconclusive"),
+        ("f[ranks,ranks-by-1:interleaved3] i", 0, "aligned"),
+        ("f[ranks,ranks-by-1:interleaved3] i", 1, "deviates"),
+    ],
+)
+def test_both_sides_cut_by_hand(tmp_path: Path, dims: str, wrong: int, verdict: str) -> None:
+    """A line for the weight is enough: what it makes of its inputs lies as its rows do."""
+    shards = tmp_path / "shards.toml"
+    shards.write_text(f'[[slot]]\nscope = "up"\nslot = "param.weight"\ndims = "{dims}"\n' if dims else "")
+    result = compare(_packed_by_hand(tmp_path / "two", 2), _packed_by_hand(tmp_path / "four", 4, wrong), shards=shards)
+    assert result.verdict == verdict, result.sentence
 
 
 @pytest.mark.parametrize(

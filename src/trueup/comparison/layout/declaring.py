@@ -10,6 +10,9 @@
 ``[tp:interleaved]``, a weight of two halves (gate and up), each rank holds a piece of both. Axes of several runs that cut the same
 dimension stand side by side: ``h[tp,ranks]``. ``partial = ["tp"]`` names the axes along which ranks hold terms of a sum. The first
 rule that matches a slot holds; along axes that it does not name the slot lies as if there were no rule.
+
+    f[tp:interleaved3]         queries, keys and values in one weight
+    f[tp:interleaved(4,1,1)]   four queries to a key and a value (grouped queries)
 """
 
 from __future__ import annotations
@@ -26,9 +29,12 @@ from trueup.foundation.model import TrueupError
 
 SEE = "see docs/layouts.md"
 
-ORDERS = {"": ("natural", 1), "zigzag": ("zigzag", 1), "interleaved": ("interleaved", 2)}
+EXPECTED = "name, name[axis] or name[axis:zigzag|interleaved|interleaved3|interleaved(4,1,1)]"
 
-_DIM = re.compile(r"[A-Za-z_*0-9]+(?:\[(?P<axes>[\w,-]+)(?::(?P<order>\w+))?\])?")
+_DIM = re.compile(
+    r"[A-Za-z_*0-9]+(?:\[(?P<axes>[\w,-]+)(?::(?P<order>zigzag|interleaved"
+    r"(?:(?P<packs>[2-9]|[1-5]\d|6[0-4])|\((?P<parts>[1-9]\d{0,3}(?:,[1-9]\d{0,3}){1,63})\))?))?\])?"
+)
 
 
 class Rule(toml.Table):
@@ -85,14 +91,12 @@ def load(path: str | Path) -> Callable[[Key, str, str], Way | None]:
 def _ways(dims: str) -> dict[str, Way]:
     found: dict[str, Way] = {}
     for n, word in enumerate(dims.split()):
-        read = _DIM.fullmatch(word)
-        order = (read["order"] or "") if read is not None else ""
-        if read is None or order not in ORDERS:
-            raise ValueError(
-                f"dims {dims!r}: {word!r} is no dimension: expected name, name[axis] or name[axis:{'|'.join(filter(None, ORDERS))}]"
-            )
+        if (read := _DIM.fullmatch(word)) is None:
+            raise ValueError(f"dims {dims!r}: {word!r} is no dimension: expected {EXPECTED}")
+        order = (read["order"] or "natural").rstrip("0123456789,()")
+        parts = tuple(map(int, read["parts"].split(","))) if read["parts"] else (1,) * int(read["packs"] or 2)
         for axis in filter(None, (read["axes"] or "").split(",")):
             if axis in found:
                 raise ValueError(f"dims {dims!r}: axis {axis!r} cuts two dimensions")
-            found[axis] = Way("sharded", n, *ORDERS[order])
+            found[axis] = Way("sharded", n, order, parts=parts if order == "interleaved" else ())
     return found

@@ -24,6 +24,7 @@ from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Piece, Way, put_together
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
+from trueup.foundation.frameworks.trees import path
 
 Ways = dict[str, Way]
 
@@ -32,8 +33,9 @@ CLOSE, NEAR = 1e-2, 0.2
 is the other run's whole: sketches estimate distances to 18 %."""
 
 
-PACKS = (2, 3, 4)
-"""How many weights one may pack."""
+PACKS = (*((1,) * n for n in (2, 3, 4)), *((n, 1, 1) for n in (2, 3, 4, 5, 6, 7, 8, 12, 16)))
+"""How large the weights are that one may pack, in proportion: gate and up; queries, keys and values, of which several queries
+share one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Told:
     flat: frozenset[str] = frozenset()  # slots of optimizers that are flat pieces of weights
     stated: Mapping[str, Way] = field(default_factory=dict)  # by weight: how it says itself that it lies, along ``model``
     model: str = ""  # the axis that alone cuts the model
+    said: dict[str, Ways] = field(default_factory=dict)  # by weight: how it was declared to lie
     updated: Mapping[Key, str] = field(default_factory=dict)  # by call of an optimizer: the weight that it updates
     sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
     """By axis that cuts sequences: length of the first piece, of all of it, its way."""
@@ -113,7 +116,13 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if axis in told.sequence and (declared := told.declared(slot.key, slot.name, axis)) is None:
         return _of_sequence(axis, groups, slot, held, told, varies=varies)
     declared = told.declared(slot.key, slot.name, axis)
+    if declared is None and slot.key[0] == "optimizer":
+        declared = told.said.get(weight_of(slot.key, slot.name, told.updated), {}).get(axis)
+        declared = declared if declared is not None and len(held[groups[0][0]].shape) > declared.dim else None
     if declared is not None:
+        if slot.name.startswith("param."):  # what reads and updates the weight finds it so
+            told.said.setdefault(weight_of(slot.key, slot.name, told.updated), {})[axis] = declared
+            told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = declared
         return declared
     whole = told.other.get((slot.key, slot.name))
     if axis == told.model and slot.fixed and (stated := stated_of(weight_of(slot.key, slot.name, told.updated), told.stated,
@@ -154,6 +163,9 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         return _of_loss(axis, groups, held, whole, told)
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
         return _as_weight(axis, Way("sharded", longer), slot, piece, told)
+    unmeasured = whole is None or not whole.measured
+    if unmeasured and (made := _of_product(axis, slot, piece, told)) is not None:
+        return made
     if whole is None and (alike := _alike(axis, slot, piece, told)) is not None:
         return alike
     if axis in told.data and piece.shape and (whole is None or whole.shape != piece.shape):
@@ -233,10 +245,8 @@ def _all_longer(piece: Piece, whole: Piece, size: int) -> list[int]:
 def _packed(pieces: Sequence[Piece], way: Way, whole: Piece) -> Way:
     """Return the way in which pieces of a weight make the whole: one after the other, or, of a weight that packs several (gate and
     up; queries, keys and values), each a piece of all of them."""
-    for split in (1, *PACKS):
-        one = way if split == 1 else replace(way, order="interleaved", split=split)
-        fits = all(not piece.shape[way.dim] % split for piece in pieces)
-        made = put_together(pieces, one) if fits else None
+    for one in (way, *(replace(way, order="interleaved", parts=parts) for parts in PACKS)):
+        made = put_together(pieces, one)
         if made is not None and made.load is not None and whole.load is not None and distance(made, whole) < NEAR:
             return one
     return way
@@ -247,8 +257,23 @@ def _as_weight(axis: str, way: Way, slot: Slot, piece: Piece, told: Told) -> Way
     for name in slot.inputs:
         its = told.ways.get((slot.key, name), {}).get(axis)
         if its is not None and its.order == "interleaved" and its.dim == 0 and way.dim == len(piece.shape) - 1:
-            return replace(way, order=its.order, split=its.split)
+            return replace(way, order=its.order, parts=its.parts)
     return way
+
+
+def _of_product(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:
+    """Return how what goes into or comes out of a product with a weight lies that is cut: along its rows the result is cut as they
+    are; along its columns so are the inputs, and the result is a term of a sum."""
+    linear, name = slot.key[3].endswith(".linear"), path(slot.key[2], "weight")
+    if not piece.shape or slot.backward or not (linear or "param.weight" in slot.inputs):
+        return None
+    way = told.said.get(name, {}).get(axis) or told.declared(slot.key, "param.weight", axis)
+    way = way or (told.stated.get(name) if axis == told.model else None)
+    if way is None or way.kind != "sharded" or (way.dim == 1 and slot.name == "output.0" and not linear):
+        return None
+    if way.dim == (0 if slot.name == "output.0" else 1 if slot.name == "input.0" else None):
+        return replace(way, dim=len(piece.shape) - 1)
+    return Way("partial") if way.dim == 1 and slot.name == "output.0" else None
 
 
 def _of_gradient(axis: str, before: Way, told: Told, piece: Piece, whole: Piece | None, size: int) -> Way:

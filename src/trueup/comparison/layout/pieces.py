@@ -13,6 +13,7 @@ which is linear, of partial sums. The sketch of shards cannot, for its signs bel
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -31,12 +32,14 @@ SUM, AVERAGE = "sum", "avg"
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a tensor lies along one axis. ``order`` of a sharded one: ``natural``; ``zigzag``: of 2n chunks rank r holds r and
-    2n - 1 - r; ``strided``: its dimension is cut in ``split`` parts first, and rank r holds the r-th piece of each."""
+    2n - 1 - r; ``strided``: its dimension is cut in ``split`` parts first, and rank r holds the r-th piece of each;
+    ``interleaved``: likewise, of weights packed into one, as large as ``parts`` in proportion (queries, keys and values)."""
 
     kind: Kind
     dim: int = 0
     order: str = "natural"
     split: int = 1
+    parts: tuple[int, ...] = ()
     reduce: str = SUM
     outer: int = 1  # of a dimension of several flattened into one: how many parts of it lie along those before the one that is cut
 
@@ -134,6 +137,8 @@ def put_together(pieces: Sequence[Piece], way: Way, scale: float = 1.0) -> Piece
         return _added(pieces, scale / len(pieces) if way.reduce == AVERAGE else scale)
     if way.dim >= len(first.shape):
         return None
+    if any(piece.shape[way.dim] % sum(way.parts or (1,)) for piece in pieces):
+        return None
     beside = {piece.shape[: way.dim] + piece.shape[way.dim + 1 :] for piece in pieces}
     if len(beside) != 1:
         return None
@@ -164,9 +169,13 @@ def in_order(arrays: Sequence[Array], way: Way) -> list[Array]:
         halves = [np.array_split(array, 2, axis=way.dim) for array in arrays]
         return [first for first, _ in halves] + [second for _, second in reversed(halves)]
     if way.order == "interleaved":
-        parts = [np.array_split(array, way.split, axis=way.dim) for array in arrays]
-        return [one[n] for n in range(way.split) for one in parts]
+        parts = [np.split(array, _edges(array.shape[way.dim], way.parts), axis=way.dim) for array in arrays]
+        return [one[n] for n in range(len(way.parts)) for one in parts]
     return list(arrays)
+
+
+def _edges(length: int, parts: Sequence[int]) -> list[int]:
+    return [length * before // sum(parts) for before in itertools.accumulate(parts[:-1])]
 
 
 def _of_shards(held: Sequence[tuple[Statistics | None, int]], scale: float) -> Statistics | None:

@@ -48,8 +48,8 @@ def _way(told: Mapping[str, str]) -> Way | None:
         return REPLICATED
     if told.get("tensor_model_parallel") != "" or not dim.isdigit():
         return None
-    split = int(stride) if stride.isdigit() else 1
-    return Way("sharded", int(dim), *(("interleaved", split) if split > 1 else ()))
+    packs = int(stride) if stride.isdigit() and len(stride) < 4 else 1
+    return Way("sharded", int(dim), "interleaved", parts=(1,) * packs) if packs > 1 else Way("sharded", int(dim))
 
 
 def stated_of(name: str, stated: Mapping[str, Way], dims: int) -> Way | None:

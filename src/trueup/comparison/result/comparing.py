@@ -59,7 +59,7 @@ class Assembly:
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
-        self.sites = tuple({rank: capture.sites(rank) for rank in comparison.ranks} for capture in comparison.captures)
+        self.sites = [capture.sites for capture in comparison.captures]
         self.frameworks, self.uncompared = Frameworks(comparison.captures), Uncompared()
         self.remarks = Remarks(str(comparison.captures[1].path))
         self.beginnings, self.unmade, self.alone, self.lacking = Beginnings(), Unmade(), Alone(), Lacking()
@@ -73,7 +73,7 @@ class Assembly:
         """Turn what was found in a part into findings and rows while its streams are at hand."""
         for found, norms in zip(part.beside, self.norms, strict=True):
             norms += found
-        sites = self.sites[0][part.rank], self.sites[1][part.rank]
+        sites = self.sites[0](part.rank), self.sites[1](part.rank)
         self.remarks.add(part, sites)
         self.frameworks.add(part.verdicts.errors)
         self.uncompared.add(part)
@@ -113,7 +113,7 @@ class Assembly:
             self.shown |= {place(one): gradients for one in handed}
         culprits, otherwise = self._with_causes(culprits)
         passing = victim_findings(table, MAX_FINDINGS)
-        unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)][call.rank]) for side, call in found.unmatched]
+        unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)](call.rank)) for side, call in found.unmatched]
         summaries = [summarise(c, o, found.ranks) for c, o in zip(found.captures, found.overviews[:2], strict=True)]
         known = [suspect for suspect in found.suspects if suspect.certain]
         seen = occurrences(found.ranks, known, found.exchange.received, found.criterion) if certain else []

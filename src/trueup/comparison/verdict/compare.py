@@ -124,7 +124,7 @@ class Comparison:
         for overview in self.overviews:
             overview.add_the_rest(seen)
         self.exchange.finish()
-        self.suspects = [s for s in self.suspects if id(s) not in self.exchange.answered]
+        self.suspects = [s for answered in (self.exchange.answered,) for s in self.suspects if id(s) not in answered]
         self.unexplained += [Why.BROUGHT(suspect.judged.call.candidate.key, why) for suspect, why in self.exchange.unknown]
         for origins in self.origins.values():
             self._unmatched([(SIDES[side], row) for side in (0, 1) for row in origins.unread(side)])

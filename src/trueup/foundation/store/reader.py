@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import Segment, open_segment
 
 READERS = 2  # parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead
+
+Stack = tuple[tuple[str, ...], str | None]  # a call's frames, innermost first, and the text of the innermost line
 
 OPEN_SEGMENTS = 64  # segments that stay mapped
 
@@ -89,7 +91,7 @@ class Capture:
         self._by_step: dict[int, dict[int, list[Part]]] = {}  # and by rank: of thousands, one is wanted at a time
         for part in sorted(found.parts, key=lambda part: part.step):
             self._by_step.setdefault(part.step, {}).setdefault(part.rank, []).append(part)
-        self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
+        self._sites: dict[int, dict[int, Stack]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
         self._kept: parts.Kept = {}  # what was read of a packed file and holds the next steps
         self._payload = payload
@@ -310,19 +312,14 @@ class Capture:
             self._segments[rank, segment] = opened
         return opened
 
-    def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
+    def sites(self, rank: int) -> dict[int, Stack]:
         """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""
         if rank not in self._sites:
-            stacks: dict[int, tuple[tuple[str, ...], str | None]] = {}
+            stacks: dict[int, Stack] = {}
             for path in self._site_files.get(rank, ()):
                 try:
                     parts.check_seal(path)
-                    with pa.OSFile(str(path)) as source:  # pq.read_table would import pyarrow.dataset for one file
-                        table = pq.ParquetFile(source, page_checksum_verification=True).read(schema.SITES.names)
-                    table = table.cast(schema.SITES)
-                    table.validate(full=True)
-                    for row in table.to_pylist():
-                        stacks[row["site"]] = (tuple(row["frames"] or ()), row["line_text"])
+                    stacks |= _stacks(path.read_bytes())
                 except BROKEN as error:
                     reason = str(error).splitlines()[0][:200]
                     self._problem(f"rank {rank}: {path.name} is damaged ({reason}); its call stacks are missing")
@@ -363,6 +360,16 @@ class Capture:
             raise TrueupError(f"the query on {self.path} failed: {error}") from None
         finally:
             connection.close()
+
+
+@lru_cache(maxsize=8)
+def _stacks(file: bytes) -> dict[int, Stack]:
+    """Return the call stacks in a file's bytes; thousands of ranks have the same. Raises one of ``BROKEN`` if they are damaged."""
+    # pq.read_table would import pyarrow.dataset for one file
+    table = pq.ParquetFile(pa.BufferReader(file), page_checksum_verification=True).read(schema.SITES.names, use_threads=False)
+    table = table.cast(schema.SITES)
+    table.validate(full=True)
+    return {row["site"]: (tuple(row["frames"] or ()), row["line_text"]) for row in table.to_pylist()}
 
 
 def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
