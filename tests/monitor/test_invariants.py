@@ -122,6 +122,24 @@ def test_ranks_that_are_equal(tmp_path: Path) -> None:
     )
 
 
+def test_ranks_that_part_in_shape_and_a_period_that_did_not_come_again() -> None:
+    def run(capacities: dict[int, tuple[int, int]], counts: str) -> Ranks:
+        key: Key = ("api", "forward", "moe", "torch.zeros", 0, "output.0")
+        total: Key = ("api", "collective", "", "all_reduce", 0, "output.0")
+        return {rank: [
+            Step(number, rank, {total: counts[number]}, {}, (("api forward", "moe", "torch.zeros"),), {
+                key: ("float32", (2, capacities.get(number, (7, 7))[rank], 4)),
+            }) for number in range(1, 5)
+        ] for rank in range(2)}  # fmt: skip
+
+    known = learned([run({2: (5, 5)}, " abbc"), run({3: (6, 6)}, " xyyz")])
+    assert broken(known, run({1: (9, 9)}, " kllm"))[0] == ()
+    assert [one.when for one in known.relations if one.query == "bytes"] == []  # two runs had it by chance in one step
+    (one,), _ = broken(known, run({4: (8, 9)}, " kllm"))
+    said = "output.0 of moe/torch.zeros (forward) has the shape [2, 9, 4], on rank 0 [2, 8, 4]"
+    assert (one.relation, one.said) == ("alike", f"step 4, rank 1: {said}; in the healthy run ranks have the same shape")
+
+
 @pytest.mark.parametrize(("fault", "relation", "words"), [
     ("trained", "stays", "param.weight of {} is not what it was in step 3; in the healthy run no step changes it"),
     ("wide", "types", "output.0 of {} is float32; in the healthy run it is bfloat16"),

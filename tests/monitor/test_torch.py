@@ -14,6 +14,7 @@ import trueup
 from monitor.training import SIZE, WORDS, Model, train
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.foundation.store.series import SeriesReader
+from trueup.recording.engine.monitoring import Wanted
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -29,10 +30,10 @@ def test_the_training_is_bitwise_the_same(tmp_path: Path, scaled: bool) -> None:
 
 
 def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
-    run = train(tmp_path / "m")
+    run = train(tmp_path / "m", step=20)
     read = SeriesReader(tmp_path / "m")
     assert read.problems == []
-    assert read.steps(0).tolist() == [0, 1, 2, 3, 4, 5]
+    assert read.steps(0).tolist() == [20, 21, 22, 23, 24, 25]
     assert read.column(0, "loss").tolist() == run["losses"]
     assert read.column(0, "lr/0").tolist() == [1e-2] * 6
     assert read.column(0, "tokens").tolist() == [10] * 6
@@ -52,6 +53,13 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     assert "activation_saturated/block.act" in read.names(0)
     load = read.column(0, "router_load/block.router")
     assert (load[::2] >= 1).all()
+
+
+def test_everything_is_taken_more_often_at_first() -> None:
+    assert [step for step in range(62) if step % Wanted(every=10).apart(step) == 0] == [
+        *range(20), 20, 22, 24, 26, 28, 30, 33, 36, 39, 40, 44, 48, 50, 55, 60,
+    ]  # fmt: skip
+    assert [Wanted(every=every).apart(step) for every, step in ((10, 100), (10, 12345), (1, 500), (50, 230))] == [10, 10, 1, 23]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -27,7 +27,7 @@ def train(directory: Path | None, steps: int = 4) -> tuple[list[float], list[np.
     training = transformer()
     monitor = None
     if directory is not None:
-        monitor = trueup.monitor(training.model, training.optimizer, directory, every=2, alerts=False, also=ALSO)
+        monitor = trueup.monitor(training.model, training.optimizer, directory, every=2, alerts=False, also=ALSO, step=20)
     losses = [float(training.step(k)) for k in range(steps)]
     if monitor is not None:
         monitor.close()

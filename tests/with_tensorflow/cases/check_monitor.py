@@ -41,7 +41,7 @@ def fit(directory: Path | None) -> tuple[list[float], list[np.ndarray[Any, Any]]
     x = np.random.default_rng(0).integers(0, WORDS, (8, 8)).astype("int32")
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     also = ("moments", "modules", "extremes", "updates", "inputs")
-    monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False, also=also)
+    monitor = None if directory is None else trueup.monitor(made, None, directory, every=2, alerts=False, also=also, step=20)
     made.fit(x, x, batch_size=2, verbose=0, shuffle=False, callbacks=[told])
     if monitor is not None:
         made.predict(x, verbose=0)  # no step
@@ -56,7 +56,7 @@ def test_the_training_is_bitwise_the_same(tmp_path: Path) -> None:
     for one, other in zip(plain[1], monitored[1], strict=True):
         np.testing.assert_array_equal(one, other)
     read = SeriesReader(tmp_path / "m")
-    assert (read.problems, read.steps(0).tolist()) == ([], [0, 1, 2, 3])
+    assert (read.problems, read.steps(0).tolist()) == ([], [20, 21, 22, 23])
     running = np.cumsum(read.column(0, "loss"))[:3] / np.arange(1, 4)  # what Keras tells is a running mean
     np.testing.assert_allclose(running, plain[0][:3], rtol=1e-6)
     assert read.column(0, "tokens").tolist() == [16] * 4

@@ -157,20 +157,28 @@ def condition(held: Sequence[Example], broken: Sequence[Example], common: Sequen
     names = [*own, *common]
     columns = {name: [feature(one, name) for one in (*held, *broken)] for name in names}
     names = [name for name in names if len(set(columns[name])) > 1]
-    best = _best(((name,) for name in names), columns, len(held), len(broken))
-    return best or _best(combinations(names[:PAIRED], 2), columns, len(held), len(broken))
+    steps = [one.now.number for one in held]
+    exceptions = len({one.now.number for one in broken})
+    best = _best(((name,) for name in names), columns, steps, exceptions)
+    return best or _best(combinations(names[:PAIRED], 2), columns, steps, exceptions)
 
 
 def _best(
-    choices: Iterable[tuple[str, ...]], columns: Mapping[str, Sequence[Value]], held: int, broken: int
+    choices: Iterable[tuple[str, ...]], columns: Mapping[str, Sequence[Value]], steps: Sequence[int], exceptions: int
 ) -> Condition | None:  # fmt: skip
+    """``columns``: the features of examples, first of those that hold the relation, whose steps are ``steps``; ``exceptions``: in
+    how many steps others break it."""
     best, most = None, SUPPORT - 1
     for names in choices:
-        if broken < EACH and any(name.startswith("period:") for name in names):
+        periodic = any(name.startswith("period:") for name in names)
+        if periodic and exceptions < EACH:
             continue  # any single step is one of some period
         values = list(zip(*(columns[name] for name in names), strict=True))
-        bad = set(values[held:])
-        good = {value: n for value, n in Counter(values[:held]).items() if n >= EACH and value not in bad}
+        bad = set(values[len(steps) :])
+        good = {value: n for value, n in Counter(values[: len(steps)]).items() if n >= EACH and value not in bad}
+        if periodic:  # a place in it must have come again: ranks and runs of one step are one
+            again = Counter(value for value, _ in set(zip(values, steps, strict=False)))
+            good = {value: n for value, n in good.items() if again[value] >= EACH}
         if sum(good.values()) > most:
             best, most = Condition(names, frozenset(good)), sum(good.values())
     return best

@@ -17,7 +17,7 @@ from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
 
-_FIRST = {"equal": 0, "arguments": 2, "calls": 3}  # how early in a step a violation is told; 1: all others
+_FIRST = {"equal": 0, "alike": 0, "arguments": 2, "calls": 3}  # how early in a step a violation is told; 1: all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def _learned(query: str, key: Key | None, held: Sequence[Example], common: Seque
         groups.setdefault(expectable(query, key, example.outcome), []).append(example)
     if len(groups) == 1:
         (expected,) = groups
-        return [Relation(query, key, expected)] if expected is not None and (len(held) >= EACH or query == "equal") else []
+        enough = len(held) >= EACH or query in ("equal", "alike")
+        return [Relation(query, key, expected)] if expected is not None and enough else []
     found = []
     for expected, some in groups.items():
         if expected is not None and len(some) >= SUPPORT:

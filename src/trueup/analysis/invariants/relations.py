@@ -5,7 +5,8 @@
 - **equal**: a tensor has the same bytes on all ranks, in each step.
 - **same**: the gradient that an optimizer is given is the one that a backward call made in that step.
 - **arguments**: a call has the same arguments in each step, on all ranks.
-- **types**: a tensor has the same dtype in each step; **shapes**: and the same shape, whichever that is in another run.
+- **types**: a tensor has the same dtype in each step; **shapes**: and the same shape, whichever that is in another run; **alike**:
+  and in each step the same shape on all ranks.
 - **calls**: a step makes the same calls of modules and functions, in the same order.
 
 Each query gives examples with an outcome: *changed*, a dtype, the arguments. A relation says which outcome is expected, always or
@@ -32,7 +33,7 @@ from trueup.foundation.words.wording import shorten
 SCHEMA, VERSION = "trueup-invariants", 2
 LARGEST = 1 << 26  # bytes of a file of invariants
 CHANGED, KEPT = "changes", "stays"
-QUERIES = ("bytes", "equal", "same", "arguments", "types", "shapes", "calls")
+QUERIES = ("bytes", "equal", "same", "arguments", "types", "shapes", "alike", "calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def _was(relation: Relation, example: Example) -> str:
 
 _HEALTHY = {
     "changes": "each step changes it", "stays": "no step changes it", "equal": "it is", "shapes": "it keeps one",
+    "alike": "ranks have the same shape",
 }  # fmt: skip
 
 
@@ -159,6 +161,9 @@ def between(before: Step, now: Step) -> Iterator[Example]:
 
 def beside_another(one: Step, now: Step) -> Iterator[Example]:
     """Yield what the same step of two ranks tells."""
+    for key, (_, shape) in now.tensors.items():
+        if key in one.tensors:
+            yield Example("alike", key, one.tensors[key][1] == shape, now, other=one)
     for key, digest in now.digests.items():
         if key in one.digests:
             yield Example("equal", key, one.digests[key] == digest, now, other=one)
@@ -178,7 +183,7 @@ def expectable(query: str, key: Key | None, outcome: Any) -> Any:
         return KEPT if outcome == KEPT else None
     if query == "same":
         return outcome[0] if outcome else None
-    return (outcome or None) if query == "equal" else outcome
+    return (outcome or None) if query in ("equal", "alike") else outcome
 
 
 # ---------------------------------------------------------------- words
@@ -201,6 +206,13 @@ def _shapes(relation: Relation, example: Example) -> str:
     assert example.before is not None
     was, now = (list(one.tensors[relation.key][1]) for one in (example.before, example.now))
     return f"{named(relation.key)} has the shape {now}, in step {example.before.number} {was}"
+
+
+def _alike(relation: Relation, example: Example) -> str:
+    assert relation.key is not None
+    assert example.other is not None
+    there, here = (list(one.tensors[relation.key][1]) for one in (example.other, example.now))
+    return f"{named(relation.key)} has the shape {here}, on rank {example.other.rank} {there}"
 
 
 def _equal(relation: Relation, example: Example) -> str:
@@ -234,7 +246,7 @@ def _as(verb: str, relation: Relation, outcome: str) -> str:
 
 
 _SAID: Mapping[str, Any] = {
-    "bytes": _bytes, "shapes": _shapes, "equal": _equal, "calls": _calls,
+    "bytes": _bytes, "shapes": _shapes, "alike": _alike, "equal": _equal, "calls": _calls,
     "arguments": lambda relation, example: _as("are", relation, shorten(example.outcome, 80)),
     "types": lambda relation, example: _as("is", relation, example.outcome),
 }  # fmt: skip
@@ -278,7 +290,7 @@ def _relation(query: str, key: Sequence[Any] | None, expected: Any, when: Sequen
         expected = tuple((str(a), str(b), str(c)) for a, b, c in expected)
     elif query == "same":
         expected = _key(expected)
-    elif query == "equal":
+    elif query in ("equal", "alike"):
         expected = bool(expected)
     else:
         expected = str(expected)

@@ -241,7 +241,8 @@ class _Past:
         total = self._gradients.get("", math.nan)
         gradients = np.array([self._gradients.get(scope, math.nan) for scope in self._scopes]) if self._frozen.any() else x
         share = x / total if self._vanishing.any() else x
-        off = (self._frozen & (x == 0) & (gradients > 0)) | (self._vanishing & (share < VANISHED)) | (self._dead & (x > DEAD))
+        frozen = self._frozen & (x == 0) & (gradients > 0) & np.isfinite(gradients)  # loss scaling skips what is not
+        off = frozen | (self._vanishing & (share < VANISHED)) | (self._dead & (x > DEAD))
         self._streak = np.where(off, self._streak + 1, 0)
         self._alive |= (self._frozen & (x > 0)) | (self._vanishing & (share > HEALTHY)) | (self._dead & (x < ALIVE))
         found = []

@@ -117,10 +117,11 @@ def invariants(
         save(known, output)
         kinds = known.kinds
         order = ", the order of the calls" if kinds["calls"] else ""
+        alike = f", {kinds['alike']:,} of one shape there" if kinds["alike"] else ""
         some = f"; {known.conditional:,} of them under a condition" if known.conditional else ""
         print_lines(console, [
             f"LEARNED  {counted(known.count, 'relation')}: {counted(kinds['changes'], 'tensor')} that each step changes, "
-            f"{kinds['stays']:,} that none does, {kinds['equal']:,} equal on ranks, {kinds['same']:,} gradients as made, "
+            f"{kinds['stays']:,} that none does, {kinds['equal']:,} equal on ranks{alike}, {kinds['same']:,} gradients as made, "
             f"{kinds['arguments']:,} constant arguments, {kinds['types']:,} dtypes, {kinds['shapes']:,} shapes{order}{some}",
             f"         {output}",
         ], 9)  # fmt: skip

@@ -183,7 +183,7 @@ class StepProbe(ABC):
     @property
     def sampled(self) -> bool:
         """Whether the present step has everything."""
-        return not self._listener.paused and self._listener.step % self._wanted.every == 0
+        return not self._listener.paused and self._listener.step % self._wanted.apart(self._listener.step) == 0
 
     def passed(self, gradients: Sequence[Any]) -> None:
         """Take the norm of the gradients that the backward passes of the step have made so far; None: none yet."""

@@ -30,6 +30,11 @@ class Wanted:
     digests: int = 100  # steps between digests of parameters; 0: none. Taken only where there are several ranks
     also: frozenset[str] = frozenset()  # of `ALSO`
 
+    def apart(self, step: int) -> int:
+        """Return how far apart steps with everything are around a step: a tenth of its number, at most `every`. A training moves
+        fast at first, and one of 50 steps has 30 of them."""
+        return max(1, min(self.every, step // 10))
+
 
 ALSO = (
     "moments", "spectrum", "output-gradients", "collectives", "modules", "inputs", "extremes", "micro-batches", "updates",

@@ -127,7 +127,8 @@ class TensorFlowProbe(StepProbe):
 
     def align(self) -> None:
         """Have the variables that graphs read say what the listener does."""
-        stands = self._listener.step, 0 if self._listener.paused else self._wanted.every
+        step = self._listener.step
+        stands = step, 0 if self._listener.paused else self._wanted.apart(step)
         for variable, was, now in zip((self._counter, self._every), self._stands, stands, strict=True):
             if was != now:
                 variable.assign(now)
