@@ -116,6 +116,10 @@ def test_json_in_its_forms(tmp_path: Path) -> None:
     assert pairs(written(tmp_path / "wandb-history.jsonl", lines))[0] == (0, 2.5)
     assert pairs(written(tmp_path / "scalars.json", lines))[0] == (0, 2.5)
     assert pairs(written(tmp_path / "b.json", json.dumps({"step": [5, 6], "loss": [2, 1]}))) == [(5, 2.0), (6, 1.0)]
+    golden = {"lm loss": {"start_step": 1, "end_step": 9, "step_interval": 4, "values": [3, 2, 1]}}
+    assert pairs(written(tmp_path / "g.json", json.dumps(golden)), "lm loss") == [(1, 3.0), (5, 2.0), (9, 1.0)]
+    golden["lm loss"]["values"] = {"1": 3, "5": 2.5}
+    assert pairs(written(tmp_path / "g.json", json.dumps(golden)), "lm loss") == [(1, 3.0), (5, 2.5)]
     assert pairs(written(tmp_path / "c.json", json.dumps([[1.5, 3, 2.0], [1.6, 4, 1.0]]))) == [(3, 2.0), (4, 1.0)]
 
 

@@ -225,3 +225,50 @@ def test_show_reads_a_series_that_became_nan(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "inf" in said
     assert "gradient_norm/b" in said
+
+
+def begun_alike(seed: int, masks: float = 0.0, steps: int = 120) -> np.ndarray:
+    """Two runs of a chaotic training: rounding grows to a third of everything in 60 steps. ``masks``: of dropout of its own."""
+    random, common = np.random.default_rng(seed), np.random.default_rng(0)
+    shared = np.exp(0.2 * common.standard_normal((steps, len(ALIKE))) - np.linspace(0, 1, steps)[:, None])
+    grown = np.minimum(1e-7 * np.exp(np.arange(steps) / 4), 0.3)[:, None] * random.standard_normal((steps, len(ALIKE)))
+    drawn = masks * random.standard_normal((steps, len(ALIKE))) * (np.arange(len(ALIKE)) > 1)
+    return np.asarray(shared * np.exp(grown + drawn))
+
+
+ALIKE = (
+    "activation_rms/in", "activation_max/in", "activation_rms/out", "activation_max/out", "loss", "gradient_norm",
+    "gradient_norm/in", "gradient_norm/out", "update_ratio/out",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("series", "factor"), [
+    ("gradient_norm/in", 0.9), ("loss", 0.94), ("activation_rms/out", 0.95), ("update_ratio/out", 1.05), ("", 1.0),
+])  # fmt: skip
+@pytest.mark.parametrize("masks", [0.0, 0.05])
+def test_runs_that_begin_alike_show_in_their_first_steps_what_chaos_hides_later(
+    tmp_path: Path, series: str, factor: float, masks: float
+) -> None:
+    base = write(tmp_path / "a", begun_alike(1, masks), names=ALIKE)
+    values = begun_alike(2, masks)
+    if series:
+        values[:, ALIKE.index(series)] *= factor
+    found = compare_series(base, write(tmp_path / "b", values, names=ALIKE))
+    assert [(one.series, one.beyond) for one in found.left] == ([(series, 0)] if series and not masks else [])
+    other = begun_alike(2)
+    other[:, :2] *= 1.02  # not the same first batch
+    other[:, 6] *= 0.9
+    assert compare_series(base, write(tmp_path / "c", other, names=ALIKE)).left == ()
+
+
+def test_of_what_leaves_in_one_step_the_cause_comes_first(tmp_path: Path) -> None:
+    names = (*ALIKE, "lr/0")
+    base, cand = (np.column_stack([begun_alike(seed), np.full(120, 1e-3)]) for seed in (1, 2))
+    cand[:, names.index("gradient_norm/in")] *= 0.97  # clipping passes on what one layer has
+    cand[:, names.index("gradient_norm/out")] *= 0.9
+    write(tmp_path / "a", base, names=names)
+    left = compare_series(tmp_path / "a", write(tmp_path / "b", cand, names=names)).left
+    assert [one.series for one in left] == ["gradient_norm/out", "gradient_norm/in"]
+    cand[:, -1] *= 1.02
+    left = compare_series(tmp_path / "a", write(tmp_path / "c", cand, names=names)).left
+    assert left[0].series == "lr/0"

@@ -13,6 +13,8 @@ leaves where its difference is beyond six deviations of both of these, and beyon
 Where the runs began with other weights (a norm differs by more than the first updates can have moved it), what differs from the
 start is the luck of the draw: a series then has to leave its own start, too (`_other_weights`).
 
+Two runs that begin alike, on the same batches with the same weights, tell more in their first steps (`starting`).
+
 Deviations come from four fifths of the increments (`QUANTILE`), so a change for good is none of them, in blocks that grow with
 the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has no noise, what is counted that of its changes.
 """
@@ -32,6 +34,7 @@ from numpy.typing import NDArray
 from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
 from trueup.analysis.monitor.joining import Joined
 from trueup.analysis.monitor.kinds import Settled, kind_of, spoken
+from trueup.analysis.monitor.starting import Start, start
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
@@ -60,6 +63,15 @@ class Left:
     difference: float  # relative to the baseline, where that is not 0; NaN: one is not finite, or nothing left
     noise: float  # how large it may be and still be noise
     relative: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What two runs of a rank have in common."""
+
+    shared: float  # how much of their scatter, 0 to 1
+    other_weights: bool  # they began with other ones
+    start: Start | None = None  # the first steps, where they begin alike
 
 
 @dataclass(frozen=True)
@@ -115,12 +127,13 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
         apart += [rank] if shared < TOGETHER else []
         if other_weights is not None:
             drawn.setdefault(other_weights, []).append(rank)
-        for one in _of_rank(sides, rank, both, steps[rank], (shared, other_weights is not None), short):
+        begun = start(sides, rank, both, steps[rank]) if shared >= TOGETHER and other_weights is None else None
+        for one in _of_rank(sides, rank, both, steps[rank], Common(shared, other_weights is not None, begun), short):
             differing += 1
             if one.beyond is not None:
                 found.append(one)
     order = {name: place for rank in ranks for place, name in enumerate(sides[0].names(rank))}
-    found.sort(key=lambda one: (one.beyond or 0, order[one.series], one.rank))
+    found.sort(key=lambda one: (one.beyond or 0, *_stage(one, order[one.series]), one.rank))
     span = int(every[0]), int(every[-1]), len(every)
     if drawn:
         notes.append(
@@ -139,6 +152,22 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     unsure = unsure or bool(lacking or short) or any(side.capture.lost for side in sides)
     verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
     return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+
+
+def _stage(one: Left, place: int) -> tuple[int, float, float]:
+    """Return where a series stands among those that leave in the same step: what is set, what goes forward, the loss, gradients,
+    then what they make. Of gradients the one that is off by most, which clipping passes on to all; else the whole, and the latest
+    layer: backward it comes first."""
+    kind, of, _ = one.series.partition("/")
+    if kind_of(kind).settled:
+        return 0, 0, place
+    if kind.startswith(("activation", "attention", "router", "input")):
+        return 1, 0, place
+    if kind == "loss":
+        return 2, 0, place
+    if "gradient" in kind and "momentum" not in kind:
+        return 3, -round(abs(one.difference), 2) if math.isfinite(one.difference) else -math.inf, -place if of else -math.inf
+    return 4, 0, place
 
 
 def _lacking(sides: Sequence[SeriesReader | Joined], ranks: Sequence[int], every: NDArray[np.int64]) -> Iterator[str]:
@@ -182,7 +211,7 @@ def _world(reader: SeriesReader) -> int:
 
 
 def _of_rank(
-    sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], common: tuple[float, bool],
+    sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], common: Common,
     short: list[str],
 ) -> Iterator[Left]:  # fmt: skip
     places = [np.searchsorted(side.steps(rank), steps) for side in sides]
@@ -192,7 +221,7 @@ def _of_rank(
         for name in some:
             b, c = (columns[name][place] for columns, place in zip(held, places, strict=True))
             taken = ~(np.isnan(b) | np.isnan(c))
-            one = _apart(rank, name, steps[taken], b[taken], c[taken], *common)
+            one = _apart(rank, name, steps[taken], b[taken], c[taken], common)
             if one is not None:
                 if one.beyond is None and taken.sum() < FEWEST and not name.startswith("digest/"):
                     short.append(spoken(name))
@@ -233,8 +262,7 @@ def _other_weights(sides: Sequence[SeriesReader | Joined], rank: int, names: Seq
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _apart(
-    rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64], shared: float,
-    other_weights: bool,
+    rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64], common: Common
 ) -> Left | None:  # fmt: skip
     unequal = np.flatnonzero(b != c)
     if not len(unequal):
@@ -247,17 +275,20 @@ def _apart(
     logarithmic = kind.scale == "log" and bool((b > 0).all() and (c > 0).all())
     one, other = (np.log(b), np.log(c)) if logarithmic else (b, c)
     difference = other - one
-    if other_weights and not kind.settled:
+    if common.other_weights and not kind.settled:
         begun = difference[:OF]
         since = difference - np.median(begun[np.isfinite(begun)]) if np.isfinite(begun).any() else difference
         less = np.sign(difference) * np.minimum(np.abs(difference), np.abs(since))
         difference = np.where(np.isfinite(difference) & (since * difference <= 0), 0.0, less)
     if logarithmic and not kind.settled and np.nanmax(np.abs(difference)) < LEAST:
         return stays
-    noise = _noise(one, other, kind.settled, logarithmic, shared)
+    noise = _noise(one, other, kind.settled, logarithmic, common.shared)
     away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
+    early = common.start.leaves(name, steps, difference) if common.start is not None and logarithmic and not kind.settled else None
+    if early is not None and (place is None or early[0] < place):
+        place, noise[early[0]] = early
     if place is None:
         return stays
     before, told = float(b[place]), (float(difference[place]), float(noise[place]))

@@ -244,7 +244,7 @@ def _json(file: Path) -> Run:
 
 
 def _columns(held: Mapping[str, Any], file: Path) -> Run:
-    """Read a list of numbers a name, with a list of steps, or a mapping from step to number."""
+    """Read a list of numbers a name, with a list of steps, or a mapping from step to number; either may be its ``values``."""
     key = _step_key(held)
     steps = [_step(one) for one in held[key]] if key is not None and isinstance(held[key], list) else None
     found: Numbers = {}
@@ -252,10 +252,15 @@ def _columns(held: Mapping[str, Any], file: Path) -> Run:
         if name == key:
             continue
         pairs: Iterable[tuple[Any, Any]] = ()
+        own = steps
+        if isinstance(column, dict) and isinstance(column.get("values"), (dict, list)):  # Megatron-LM's golden values
+            first, apart = _step(column.get("start_step", 1)), _step(column.get("step_interval", 1))
+            column = column["values"]
+            own = None if first is None or not apart else list(range(first, first + apart * len(column), apart))
         if isinstance(column, dict):
             pairs = ((_step(at), value) for at, value in column.items())
         elif isinstance(column, list):
-            pairs = zip(steps or range(1, len(column) + 1), column, strict=False)
+            pairs = zip(own or range(1, len(column) + 1), column, strict=False)
         kept = [(at, number) for at, value in pairs if at is not None and (number := _number(value)) is not None]
         if kept:
             found[name] = kept
