@@ -41,7 +41,7 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-HIDDEN = ("torch", "tensorflow")
+HIDDEN = ("torch", "paddle", "tensorflow")
 """What counts as imported only when a program imports it, where the nursery has it."""
 
 Order = tuple[list[str], str, dict[str, str]]

@@ -128,6 +128,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
+@pytest.fixture
+def scalar(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Inductor write kernels without vectors, of which three are compiled here: it compiles six programs to find out which
+    vectors there are, and before them headers that pay from the sixth on."""
+    from torch._inductor import config, cpu_vec_isa
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    with config.patch(cpp_cache_precompile_headers=False):
+        yield
+
+
 WARM = ["eager", "whole-graph", "optimizer"]
 COLD = ["aot_eager", "graph-break", "checkpoint"]
 
@@ -136,8 +147,12 @@ COLD = ["aot_eager", "graph-break", "checkpoint"]
     ("case", "warm"),
     [*((name, True) for name in WARM), *((name, False) for name in COLD), pytest.param("inductor", False, marks=NEEDS_COMPILER)],
 )
-def test_through_changes_nothing(case: str, warm: bool, path: Path, rows: Callable[..., Rows]) -> None:
+def test_through_changes_nothing(
+    case: str, warm: bool, path: Path, rows: Callable[..., Rows], request: pytest.FixtureRequest
+) -> None:
     make, options = CASES[case]
+    if case == "inductor":
+        request.getfixturevalue("scalar")
     plain = Run(make, **options)
     expected = plain.steps(0, 1, 2, 3), plain.state()
     compiled = graphs()
@@ -172,6 +187,7 @@ def test_through_changes_nothing_at_a_level(level: str, path: Path) -> None:
 
 
 @NEEDS_COMPILER
+@pytest.mark.usefixtures("scalar")
 def test_inside_of_what_inductor_made_is_seen(path: Path, rows: Callable[..., Rows]) -> None:
     run = Run(Net, backend="inductor")
     with trueup.capture(path, compile="through", on_error="stop"):

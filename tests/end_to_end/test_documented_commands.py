@@ -89,7 +89,7 @@ ELSEWHERE = {
     "docs/explain-log.md": "tests/knowledge/test_logs.py", "docs/export.md": "tests/export/test_export.py",
     "docs/tensorflow.md": "tests/with_tensorflow/cases/recording.py",
     "docs/paddle.md": "tests/with_paddle/test_cases.py",
-    "examples/tensorflow_classifier/README.md": "tests/with_tensorflow/test_example_page.py",
+    "examples/tensorflow_classifier/README.md": "tests/with_tensorflow/test_cases.py",
     "examples/text_recogniser/README.md": "tests/examples/test_text_recogniser.py",
     "docs/profile.md": "tests/profile/test_profile.py", "docs/port.md": "tests/port/test_port.py",
 }  # fmt: skip

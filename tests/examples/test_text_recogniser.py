@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +15,7 @@ import pytest
 
 import trueup
 from end_to_end.executing import lines_of
-from nursery import LIMIT, Nursery
+from nursery import LIMIT, Nursery, nursery
 from trueup.analysis.recipes import follow
 from trueup.doors.cli import app
 
@@ -36,12 +36,20 @@ def load(name: str) -> ModuleType:
 words = load("words")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """What runs scripts with PaddlePaddle in it already."""
+    with nursery() as started:
+        started.load("paddle")
+        yield started.python
+
+
+def start(python: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a training in PaddlePaddle, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
     environment |= {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
     return subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [python, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -86,17 +94,17 @@ def test_training_scripts_know_nothing_of_capture() -> None:
 
 @NEEDS_PADDLE
 def test_a_broken_operator_of_paddle_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the commands of examples/text_recogniser/README.md, as they are written there; a run ends after a step."""
     good, bad, aligned = lines_of(FOLDER / "README.md")
     other = bad.replace("runs/bad", "runs/order").replace("batch-norm-backward", "transposed-view-copy")
     assert other.count("order") == 1
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(Path(python).parent), prepend=os.pathsep)
     (tmp_path / "examples").symlink_to(FOLDER.parent)
     (tmp_path / "pyproject.toml").write_text('[tool.trueup.capture]\nsteps = "0:1"\nstop = true\n')
-    runs = [start("-m", "trueup", *shlex.split(line)) for line in (good, bad, other)]
+    runs = [start(python, "-m", "trueup", *shlex.split(line)) for line in (good, bad, other)]
     ended = [(*run.communicate(timeout=600), run.returncode) for run in runs]
     assert [end for end in ended if end[2]] == []
     assert ended[0][0] == ended[1][0], "a broken backward does not show in the first loss"
@@ -121,19 +129,19 @@ print(json.dumps({name: p.shape for name, p in Recogniser(sys.argv[2]).named_par
 
 
 @NEEDS_PADDLE
-def test_an_unknown_fault_is_refused() -> None:
-    run = start(str(FOLDER / "train_paddle.py"), "--fault", "nothing")
+def test_an_unknown_fault_is_refused(python: str) -> None:
+    run = start(python, str(FOLDER / "train_paddle.py"), "--fault", "nothing")
     said, complained = run.communicate(timeout=LIMIT)
     assert (run.returncode, said) == (1, "")
     assert "fault 'nothing' is unknown: expected one of conv-padding-replicates-edge, batch-norm-backward" in complained
 
 
 @NEEDS_PADDLE
-def test_both_frameworks_have_the_same_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_frameworks_have_the_same_modules(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    run = start("-c", SHAPES, str(FOLDER), "lstm")
+    run = start(python, "-c", SHAPES, str(FOLDER), "lstm")
     paddle = json.loads(run.communicate(timeout=LIMIT)[0])
     torch = {name: list(p.shape) for name, p in load("recogniser_torch").Recogniser("lstm").named_parameters()}
     attention = "_attn."  # projections of query, key and value are one tensor in PyTorch

@@ -11,11 +11,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from end_to_end.executing import lines_of
+from nursery import nursery
 from test_documentation import ROOT as PROJECT
 from trueup.simdev.paddle import COMPILERS, ROOT, build, install
 
@@ -25,8 +27,12 @@ CASES = FOLDER / "cases"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed")
 
 
-LAUNCH = "check_launch.py"
-GROUPS = {"in one process": sorted({path.name for path in CASES.glob("check_*.py")} - {LAUNCH}), "launch": [LAUNCH]}
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """What runs scripts with Paddle in it already, of a nursery of this file's own."""
+    with nursery() as started:
+        started.load("paddle")
+        yield started.python
 
 
 def run(files: list[str], **variables: str) -> None:
@@ -37,9 +43,8 @@ def run(files: list[str], **variables: str) -> None:
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_cases(group: str) -> None:
-    run(GROUPS[group])
+def test_cases(python: str) -> None:
+    run(sorted(path.name for path in CASES.glob("check_*.py")), WARM=python)
 
 
 def test_cases_on_a_second_device(tmp_path: Path) -> None:

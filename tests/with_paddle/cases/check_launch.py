@@ -10,7 +10,7 @@ from pathlib import Path
 import paddle
 import pytest
 from paddle import nn
-from recording import rows_of
+from recording import WARM, rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
@@ -20,7 +20,7 @@ TRAIN = Path(__file__).parent / "train.py"
 
 
 def cli(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
+    return subprocess.run([WARM, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
 
 
 def test_an_unedited_script_is_captured_its_data_workers_are_not(tmp_path: Path) -> None:
@@ -40,6 +40,7 @@ def test_an_unedited_script_is_captured_its_data_workers_are_not(tmp_path: Path)
 
 
 def launched(into: Path, logs: Path) -> trueup.Capture:
+    # Not WARM: a rank that is forked may abort when its store goes.
     launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
     run = cli("capture", "-o", into, "--", *launch, "--log_dir", logs, TRAIN.with_name("ranks.py"))
     assert run.returncode == 0, run.stderr[-3000:]
@@ -86,9 +87,9 @@ def test_ranks_of_paddles_launcher_and_what_they_send_each_other(tmp_path: Path,
 
 
 def test_the_suggested_policy_heals_a_run(tmp_path: Path) -> None:
-    run = cli("capture", "-o", tmp_path / "large", "--", sys.executable, TRAIN.with_name("overflows.py"))
+    run = cli("capture", "-o", tmp_path / "large", "--", WARM, TRAIN.with_name("overflows.py"))
     assert run.stdout.split()[-1] == "nan"
-    healed = cli("heal", tmp_path / "large", "--", sys.executable, TRAIN.with_name("overflows.py"))
+    healed = cli("heal", tmp_path / "large", "--", WARM, TRAIN.with_name("overflows.py"))
     assert healed.returncode == 0, healed.stderr
     assert "HEALED  with 1 rule, energy, forward, step 1, rank 0 (paddle._C_ops.exp)" in healed.stdout
     assert 'scope = "energy"' in (tmp_path / "large-healed" / "policy.toml").read_text()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from recording import WARM
 
 import trueup
 from models import transformer
@@ -112,7 +112,7 @@ for step in range(3):
 def test_the_command_needs_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
-    assert main(["monitor", "-o", "m", "--", sys.executable, "train.py"]) == 0
+    assert main(["monitor", "-o", "m", "--", WARM, "train.py"]) == 0
     assert "series over 3 steps into" in capfd.readouterr().err
     read = SeriesReader("m")
     assert (read.steps(0).tolist(), read.capture.ranks[0]["framework"]) == ([0, 1, 2], "paddle")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import trueup
 
 Row = dict[str, Any]
 Record = Callable[..., list[Row]]
+WARM = os.environ.get("WARM", sys.executable)
+"""A Python with Paddle in it already, where `test_cases` lends one."""
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from recording import WARM
 
 import trueup
 from trueup.analysis.invariants.learning import learn
@@ -137,7 +137,7 @@ model.fit(x, x[:, :1], batch_size=2, verbose=0)
 def test_the_command_needs_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
-    assert main(["monitor", "-o", "m", "--", sys.executable, "train.py"]) == 0
+    assert main(["monitor", "-o", "m", "--", WARM, "train.py"]) == 0
     assert "series over 3 steps into" in capfd.readouterr().err
     read = SeriesReader("m")
     assert (read.steps(0).tolist(), read.capture.ranks[0]["framework"]) == ([0, 1, 2], "tensorflow")

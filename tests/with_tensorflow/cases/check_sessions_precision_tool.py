@@ -12,6 +12,7 @@ from pathlib import Path
 
 import digits_resnet
 import pytest
+from recording import WARM
 
 ROOT = Path(__file__).parents[3]
 OLD_NAMES = ROOT / "compat-packages/src/trueup_compat/old_names"
@@ -69,7 +70,7 @@ FAULTS = {"baseline": "none", "candidate": "backward", "overflow": "overflow"}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the three trainings: the first two in the folder ``network``, the third in ``overflow``."""
     folder = tmp_path_factory.mktemp("document")
-    command = [sys.executable, "-c", DRIVER]
+    command = [WARM, "-c", DRIVER]
     for block, fault in FAULTS.items():
         script = folder / ("overflow" if block == "overflow" else "network") / f"{block}.py"
         script.parent.mkdir(exist_ok=True)
@@ -88,7 +89,7 @@ def prompt(folder: Path, block: str) -> subprocess.CompletedProcess[str]:
     program, script = shlex.split(shell)
     assert program == "python3"
     cli = OLD_NAMES / script
-    return subprocess.run([sys.executable, cli], cwd=folder, env=environment(), input=typed, capture_output=True, text=True)
+    return subprocess.run([WARM, cli], cwd=folder, env=environment(), input=typed, capture_output=True, text=True)
 
 
 def test_whole_network_comparison(trained: Path) -> None:

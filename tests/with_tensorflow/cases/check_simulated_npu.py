@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import keras
 import pytest
 import tensorflow as tf
-from recording import LINES, WHERE, rows_of
+from recording import LINES, WARM, found_by, rows_of
 
 import trueup
 from trueup.doors.cli import app
@@ -60,10 +59,8 @@ def start(folder: Path, words: list[str], script: str, text: str, **more: str) -
     """Begin a command of docs/tensorflow.md where its script has a text."""
     folder.mkdir()
     (folder / script).write_text(text)
-    command = [sys.executable, "-m", "trueup", *words]
-    return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=WHERE | more
-    )  # fmt: skip
+    command, environment = [WARM, "-m", "trueup", *words], found_by(WARM) | more
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=environment)
 
 
 def test_a_training_for_the_device_is_compared_with_that_of_the_cpu(

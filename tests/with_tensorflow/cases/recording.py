@@ -29,13 +29,19 @@ TRAIN = Path(__file__).parent / "train.py"
 
 LINES = [shlex.split(line) for line in lines_of(ROOT / "docs/tensorflow.md")]
 """The commands of the page, which are executed as they are written there."""
-WHERE = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+WARM = os.environ.get("WARM", sys.executable)
+"""A Python with TensorFlow in it already, where `test_cases` lends one."""
+
+
+def found_by(python: str) -> dict[str, str]:
+    """Return an environment in which ``python`` is this one."""
+    return {**os.environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def cli(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``trueup`` as a process of its own."""
+    """Run ``trueup`` as a process of its own, as a user starts it."""
     command = [sys.executable, "-m", "trueup", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=WHERE)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=found_by(sys.executable))
 
 
 @pytest.fixture(scope="session")
