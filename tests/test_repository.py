@@ -227,3 +227,9 @@ def test_tests_that_the_makefile_names_exist(name: str) -> None:
     listed = re.search(rf"^{name} := ((?:.*\\\n)*.*)$", text(ROOT / "Makefile"), re.MULTILINE)[1].replace("\\\n", " ").split()
     assert listed
     assert [path for path in listed if not (ROOT / path).exists()] == []
+
+
+def test_the_files_that_the_tour_and_the_compiled_parts_name_exist() -> None:
+    known = {path.name for path in files()}
+    texts = [ROOT / "docs/tour.md", *(ROOT / "src/trueup").rglob("native/*.[ch]")]
+    assert [f"{name(path)}: {one}" for path in texts for one in re.findall(r"\b\w+[.]py\b", text(path)) if one not in known] == []

@@ -1,4 +1,4 @@
-/* Level aten: a dispatcher operator between the record of its inputs and that of its outputs; what dispatch.py does.
+/* Level aten: a dispatcher operator between the record of its inputs and that of its outputs; what functions.py does.
  *
  * Operators of which more is to be known than their schema are not in `operators`, and go to the Python code, as does every call
  * while a collective is under way.

@@ -1,4 +1,4 @@
-/* Level module: a module's call between the record of its inputs and parameters and that of its outputs; what modules.py does. */
+/* Level module: a module's call between the record of its inputs and parameters and that of its outputs; what session.py does. */
 #include "calls.h"
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* The wall around our own work, in place of `Observing` in observing.py. */
+/* The wall around our own work, in place of `Observing` in context.py. */
 #include "calls.h"
 
 int wall_raise(const Quick *q, Wall *wall)
