@@ -261,6 +261,21 @@ def test_runs_that_begin_alike_show_in_their_first_steps_what_chaos_hides_later(
     assert compare_series(base, write(tmp_path / "c", other, names=ALIKE)).left == ()
 
 
+def test_repeats_of_the_baseline_are_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, cand, again = (begun_alike(seed) for seed in (1, 2, 3))
+    cand[:, ALIKE.index("gradient_norm/in")] *= 0.9
+    paths = [str(write(tmp_path / name, values, names=ALIKE)) for name, values in (("a", base), ("b", cand), ("c", again))]
+    assert main(["compare", *paths[:2], "--repeat", paths[2]]) == 1
+    assert "1 repeat of the baseline: differences of that size count as noise" in " ".join(capsys.readouterr().out.split())
+    again[:, ALIKE.index("gradient_norm/in")] *= 1.15  # as far, on the other side
+    loose = str(write(tmp_path / "d", again, names=ALIKE))
+    assert main(["compare", *paths[:2], "--repeat", paths[2], loose]) == 0
+    assert trueup.compare(*paths[:2], repeat=[loose]).exit_code == 0
+    short = write(tmp_path / "e", again[:50], names=ALIKE)
+    with pytest.raises(TrueupError, match="got:      1 rank, 50 steps"):
+        compare_series(*paths[:2], [short])
+
+
 def test_of_what_leaves_in_one_step_the_cause_comes_first(tmp_path: Path) -> None:
     names = (*ALIKE, "lr/0")
     base, cand = (np.column_stack([begun_alike(seed), np.full(120, 1e-3)]) for seed in (1, 2))

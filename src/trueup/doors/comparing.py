@@ -105,7 +105,7 @@ def compare(
     if MONITOR in first.root and MONITOR in second.root:
         from trueup.analysis.monitor.comparing import compare_series
 
-        return cast("Result", compare_series(first, second))
+        return cast("Result", compare_series(first, second, repeat))
     return comparing.compare(
         first, second, level=level, criterion=criterion, mapping=mapping, repeat=repeat, reference=reference, see=see,
         own_errors=_own_errors(first, second, recompute) if recompute else None, shards=shards, jobs=jobs, engine=engine,

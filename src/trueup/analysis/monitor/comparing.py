@@ -92,9 +92,14 @@ class Compared:
         return {"aligned": 0, "deviates": 1, "inconclusive": 2}[self.verdict]
 
 
-def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str | Path | Capture | SeriesReader) -> Compared:
-    """Line up what two monitors wrote. Raises TrueupError where they have no rank or no step in common, or are none."""
+def compare_series(
+    baseline: str | Path | Capture | SeriesReader, candidate: str | Path | Capture | SeriesReader,
+    repeats: Sequence[str | Path | Capture] = (),
+) -> Compared:  # fmt: skip
+    """Line up what two monitors wrote; how far the baseline is from its ``repeats`` is noise. Raises TrueupError where they have no
+    rank or no step in common, or are none."""
     readers = [one if isinstance(one, SeriesReader) else SeriesReader(one) for one in (baseline, candidate)]
+    again = [SeriesReader(one) for one in repeats]
     over = [_world(one) for one in readers]
     joins = over[0] != over[1] and all(one.ranks for one in readers)  # other ranks are other shares of a batch
     sides: list[SeriesReader | Joined] = [Joined(one) for one in readers] if joins else [*readers]
@@ -116,6 +121,16 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
     if joins:
         unsure = any(len(reader.ranks) < world for reader, world in zip(readers, over, strict=True))
         notes += _said_of_joining(readers, over)
+    for repeat in again:
+        if joins or _world(repeat) != over[0] or not all(np.isin(held, repeat.steps(rank)).all() for rank, held in steps.items()):
+            raise TrueupError(
+                f"A repeat cannot tell the noise of the baseline.\n  where:    {repeat.capture.path}\n"
+                "  expected: the baseline's ranks and steps, and a candidate on as many ranks\n"
+                f"  got:      {counted(_world(repeat), 'rank')}, {counted(len(repeat.steps(0)) if repeat.ranks else 0, 'step')}\n"
+                "  next:     monitor the baseline again for as long, or leave --repeat out"
+            )
+    if again:
+        notes.append(f"{counted(len(again), 'repeat')} of the baseline: differences of that size count as noise")
     every = np.unique(np.concatenate(list(steps.values())))
     lacking = list(_lacking(sides, ranks, every))
     notes += lacking
@@ -128,7 +143,7 @@ def compare_series(baseline: str | Path | Capture | SeriesReader, candidate: str
         if other_weights is not None:
             drawn.setdefault(other_weights, []).append(rank)
         begun = start(sides, rank, both, steps[rank]) if shared >= TOGETHER and other_weights is None else None
-        for one in _of_rank(sides, rank, both, steps[rank], Common(shared, other_weights is not None, begun), short):
+        for one in _of_rank(sides, rank, both, steps[rank], Common(shared, other_weights is not None, begun), short, again):
             differing += 1
             if one.beyond is not None:
                 found.append(one)
@@ -212,16 +227,18 @@ def _world(reader: SeriesReader) -> int:
 
 def _of_rank(
     sides: Sequence[SeriesReader | Joined], rank: int, names: list[str], steps: NDArray[np.int64], common: Common,
-    short: list[str],
+    short: list[str], again: Sequence[SeriesReader] = (),
 ) -> Iterator[Left]:  # fmt: skip
     places = [np.searchsorted(side.steps(rank), steps) for side in sides]
     for at in range(0, len(names), AT_A_TIME):
         some = names[at : at + AT_A_TIME]
         held = [side.columns(rank, some) for side in sides]
+        repeated = [(np.searchsorted(one.steps(rank), steps), one.columns(rank, some)) for one in again]
         for name in some:
             b, c = (columns[name][place] for columns, place in zip(held, places, strict=True))
             taken = ~(np.isnan(b) | np.isnan(c))
-            one = _apart(rank, name, steps[taken], b[taken], c[taken], common)
+            others = [columns[name][place][taken] for place, columns in repeated]
+            one = _apart(rank, name, steps[taken], b[taken], c[taken], common, others)
             if one is not None:
                 if one.beyond is None and taken.sum() < FEWEST and not name.startswith("digest/"):
                     short.append(spoken(name))
@@ -262,7 +279,8 @@ def _other_weights(sides: Sequence[SeriesReader | Joined], rank: int, names: Seq
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _apart(
-    rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64], common: Common
+    rank: int, name: str, steps: NDArray[np.int64], b: NDArray[np.float64], c: NDArray[np.float64], common: Common,
+    others: Sequence[NDArray[np.float64]] = (),
 ) -> Left | None:  # fmt: skip
     unequal = np.flatnonzero(b != c)
     if not len(unequal):
@@ -283,12 +301,16 @@ def _apart(
     if logarithmic and not kind.settled and np.nanmax(np.abs(difference)) < LEAST:
         return stays
     noise = _noise(one, other, kind.settled, logarithmic, common.shared)
+    floor = np.zeros(len(steps))
+    for repeat in others:
+        floor = np.maximum(floor, _repeated(one, np.log(np.where(repeat > 0, repeat, np.nan)) if logarithmic else repeat))
+    noise = np.maximum(noise, floor)
     away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
     early = common.start.leaves(name, steps, difference) if common.start is not None and logarithmic and not kind.settled else None
-    if early is not None and (place is None or early[0] < place):
-        place, noise[early[0]] = early
+    if early is not None and (place is None or early[0] < place) and abs(difference[early[0]]) > floor[early[0]]:
+        place, noise[early[0]] = early[0], max(early[1], floor[early[0]])
     if place is None:
         return stays
     before, told = float(b[place]), (float(difference[place]), float(noise[place]))
@@ -316,6 +338,15 @@ def _noise(
     moving = OWN_NOISE * _wander(apart, _power(apart) + 1 / math.sqrt(len(apart)))
     least: NDArray[np.float64] = np.maximum(np.maximum(own, moving), np.maximum(LEAST if logarithmic else LEAST * size, floor))
     return least
+
+
+def _repeated(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far a repeat is from the baseline around each step: the most of `FIRST_BLOCK` steps on either side."""
+    apart = np.abs(other - one)
+    apart = np.where(np.isfinite(apart), apart, 0.0)
+    wide = np.pad(apart, FIRST_BLOCK)
+    found: NDArray[np.float64] = sliding_window_view(wide, 2 * FIRST_BLOCK + 1).max(axis=1)
+    return found
 
 
 def _wander(values: NDArray[np.float64], power: float) -> NDArray[np.float64]:

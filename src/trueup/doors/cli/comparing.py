@@ -71,7 +71,7 @@ def compare(
 
     tables = {"csv": csv, "xlsx": xlsx, "junit": junit, "sarif": sarif}
     if are_monitored(baseline, candidate):
-        return _series(baseline, candidate, limit, output, json, {**tables, "repeat": repeat})
+        return _series(baseline, candidate, [*(repeat or ()), *(more or ())], limit, output, json, tables)
     _can_write(tables)
     if cosine is not None and (engine != "local" or (jobs or 1) > 1):
         raise UsageError("--cosine looks at each tensor in this process.\n  got:      --jobs too\n  next:     leave one out")
@@ -124,7 +124,9 @@ def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) 
             print_written(write(result, file), console, what)
 
 
-def _series(baseline: Path, candidate: Path, limit: int, output: File, json: File, others: Mapping[str, object]) -> int:
+def _series(
+    baseline: Path, candidate: Path, repeats: list[Path], limit: int, output: File, json: File, others: Mapping[str, object]
+) -> int:
     """Compare what two monitors wrote; raises UsageError where one of the other options was given."""
     for option, value in others.items():
         if value:
@@ -134,7 +136,7 @@ def _series(baseline: Path, candidate: Path, limit: int, output: File, json: Fil
     from trueup.doors.report.saving import save_json
     from trueup.doors.report.terminal import Terminal, print_written
 
-    found = compare_series(baseline, candidate)
+    found = compare_series(baseline, candidate, repeats)
     console = Terminal()
     render_compared(found, limit, console)
     if output is not None:

@@ -109,6 +109,14 @@
   const tall = () => Math.max(LEAST, Math.min(22, Math.floor(520 / Math.max(1, rows.length))));
   const name = (row) => { const [scope, rank] = map.rows[row]; return (scope || map.kind) + (place("rank").options.length > 2 ? `, rank ${rank}` : ""); };
 
+  // How many characters of whole parts all modules begin with.
+  function beginning() {
+    const scopes = rows.map((row) => map.rows[row][0]).filter(Boolean), first = scopes[0] || "";
+    let shared = first.length;
+    for (const one of scopes) while (!one.startsWith(first.slice(0, shared))) shared--;
+    return first.lastIndexOf(".", shared - 1) + 1;
+  }
+
   function draw() {
     const cell = tall(), [pen, width] = sized(heat, cell * rows.length + AXIS), left = label();
     pen.imageSmoothingEnabled = false;
@@ -117,12 +125,17 @@
     if (image === null || image.view !== view) { image = painted((width - left) * (window.devicePixelRatio || 1)); image.view = view; }
     pen.drawImage(image, left, 0, width - left, cell * rows.length);
     pen.fillStyle = ink("--ink"); pen.font = `${Math.min(12, Math.max(9, cell))}px system-ui`; pen.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(10 / cell));
+    // Where rows are lower than text, the first rank of a module speaks for all; what all modules begin with is left out if need be.
+    const every = Math.max(1, Math.ceil(10 / cell)), common = beginning();
+    let free = 0;
     rows.forEach((row, y) => {
-      if (y % every) return;
-      let said = name(row);
+      const scope = map.rows[row][0];
+      if (y < free || (every > 1 && y && map.rows[rows[y - 1]][0] === scope)) return;
+      free = y + every;
+      let said = every > 1 ? scope || map.kind : name(row);
+      if (common && pen.measureText(said).width > left - 8) said = said.slice(common);
       while (said.length > 4 && pen.measureText(said).width > left - 8) said = "…" + said.slice(2);
-      pen.fillText(said, 0, y * cell + cell / 2);
+      pen.fillText(said, 0, Math.max(5, y * cell + cell / 2));
     });
     pen.fillStyle = ink("--quiet"); pen.textBaseline = "bottom"; pen.font = "12px system-ui";
     const below = cell * rows.length + AXIS;
