@@ -516,6 +516,8 @@ class Pipeline(Run):
         import copy
 
         module = copy.deepcopy(self.model)
+        for mine, its in zip(module.parameters(), self.model.parameters(), strict=True):
+            mine.__dict__.update(its.__dict__)  # attributes of Megatron, which a copy loses
         each = LAYERS // stages
         for name in list(module.layers):
             if int(name) // each != number:

@@ -13,7 +13,7 @@ import pytest
 
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import geometry_of
-from trueup.comparison.layout.inferring import Slot, Told, way_along
+from trueup.comparison.layout.inferring import Slot, Told, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
@@ -252,7 +252,12 @@ def _packed_by_hand(directory: Path, world: int, wrong: int = 0) -> Path:
     weight, x = np.arange(12, dtype=np.float32).reshape(3, 2, 2), np.arange(8, dtype=np.float32).reshape(4, 2) + 1
     for rank in range(world):
         held, given = weight[:, (rank + wrong) % 2], np.split(x, world // 2)[rank // 2]
-        run.call("Linear", {"input.0": given, "param.weight": held}, [given @ held.T], level="module", scope="up", rank=rank)
+        made = given @ held.T
+        run.call("Linear", {"input.0": given, "param.weight": held}, [made], level="module", scope="up", rank=rank)
+        queries = np.ascontiguousarray(made[:, :1])  # a view of what the layer made
+        run.made[id(queries)] = run.made[id(made)]
+        run.call("torch.nn.functional.silu", [queries], [2 * queries], level="api", scope="act", rank=rank)
+        run.kept.append(queries)
         for ranks in (f"{rank - rank % 2}-{rank - rank % 2 + 1}", f"{rank % 2},{rank % 2 + 2}", "0-3"):
             said = {"ranks": ranks, "group": ranks} if world == 4 else {"ranks": "0-1", "group": "0-1"}
             run.call("torch.distributed.all_reduce", {}, [], phase="collective", rank=rank, arguments=said)
@@ -268,11 +273,45 @@ def _packed_by_hand(directory: Path, world: int, wrong: int = 0) -> Path:
     ],
 )
 def test_both_sides_cut_by_hand(tmp_path: Path, dims: str, wrong: int, verdict: str) -> None:
-    """A line for the weight is enough: what it makes of its inputs lies as its rows do."""
+    """A line for the weight is enough: what it makes of its inputs lies as its rows do, and so does what views show of that."""
     shards = tmp_path / "shards.toml"
     shards.write_text(f'[[slot]]\nscope = "up"\nslot = "param.weight"\ndims = "{dims}"\n' if dims else "")
     result = compare(_packed_by_hand(tmp_path / "two", 2), _packed_by_hand(tmp_path / "four", 4, wrong), shards=shards)
     assert result.verdict == verdict, result.sentence
+
+
+@pytest.mark.parametrize(
+    ("made", "mine", "dim"),
+    [
+        ((2, 5, 12), (2, 4, 5, 3), 1),  # heads before places
+        ((2, 5, 12), (2, 5, 4, 3), 2),
+        ((2, 4, 12), (2, 4, 4, 3), 1),  # as many heads as places
+        ((2, 5, 12), (2, 5, 12), 2),
+        ((2, 5, 12), (2, 5, 6), None),  # a half of features that are one block
+        ((2, 5, 12), (10, 12), None),
+    ],
+)
+def test_heads_of_features_that_are_cut(made: tuple[int, ...], mine: tuple[int, ...], dim: int | None) -> None:
+    maker, key = (("forward", "api", "q", "linear", 0), "output.0"), ("forward", "api", "", "scaled_dot_product_attention", 0)
+    told = Told(0, {"tp": 2}, frozenset(), {}, undeclared, {maker: {"tp": Way("sharded", 2)}}, shapes={maker: made})
+    slot = Slot(key, "input.0", 7, 1, {}, None, (), maker)
+    assert _through_views("tp", slot, Piece("float32", mine), told) == (None if dim is None else Way("sharded", dim))
+
+
+def test_sequences_cut_inside_one_model(tmp_path: Path) -> None:
+    """Sequence beside tensor parallelism: the models are given the same, their norms are not."""
+
+    def train(directory: Path, parts: int) -> Path:
+        run, x = Recording(parts="stats digest tensor"), np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+        for rank in range(2):
+            run.call("Model", {"input.0": x}, [2 * x], level="module", rank=rank)
+            mine = np.split(x, parts, axis=1)[rank % parts]
+            run.call("Norm", {"input.0": mine}, [mine + 1], level="module", scope="norm", rank=rank)
+        return run.write(directory, world_size=2)
+
+    result = compare(train(tmp_path / "tp", 1), train(tmp_path / "sp", 2))
+    assert "the layouts differ (2 processes, and weights or batches that are cut elsewhere)" in result.sentence
+    assert result.verdict == "aligned"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Work:
     weights: frozenset[str]
     given: tuple[int, ...] | None
     stepped: tuple[str, ...]
+    inputs: frozenset[tuple[str, tuple[int, ...]]] = frozenset()  # of each module, the shape of what it is given first
     times: int = 0  # how often the module that runs first does in the step: once a micro-batch
 
     @property
@@ -76,6 +77,8 @@ class Layout:
         if self.ends is not None and other.ends is not None and _other_work(self.ends, other.ends):
             return True
         mine, theirs = dict(self.weights), dict(other.weights)
+        if mine == theirs and self.ends is not None and other.ends is not None and _cut_inside(self.ends[0], other.ends[0]):
+            return True
         return self.world != 1 and any(theirs[name] != placed for name, placed in mine.items() if name in theirs)
 
 
@@ -103,13 +106,14 @@ def _work(capture: Capture, rank: int) -> Work:
     forward = [row for row in rows if row["phase"] == "forward"]
     given = next((row for row in forward if row["slot"].startswith("input.")), None)
     first = forward[0] if forward else {}
+    shapes = {row["scope"]: tuple(row["shape"] or ()) for row in reversed(forward) if row["slot"] == "input.0"}
     runs = {row["seq"] for row in forward if (row["scope"], row["op"]) == (first["scope"], first["op"])}
     return Work(
         frozenset(f"{row['scope']}.{row['slot']}" for row in forward if row["slot"].startswith("param.")),
         None if given is None or given["shape"] is None else tuple(given["shape"]),
         tuple(row["slot"] for row in rows if row["phase"] == "optimizer" and row["slot"].endswith(".grad")),
-        len(runs),
-    )
+        frozenset(shapes.items()), len(runs),
+    )  # fmt: skip
 
 
 def _other_work(mine: tuple[Work, Work], its: tuple[Work, Work]) -> bool:
@@ -125,6 +129,15 @@ def _other_work(mine: tuple[Work, Work], its: tuple[Work, Work]) -> bool:
         if one.stepped and other.stepped and one.stepped != other.stepped and (_flat(one) or _flat(other)):
             return True
     return False
+
+
+def _cut_inside(mine: Work, its: Work) -> bool:
+    """Tell whether modules are given a piece in one run of what they are given in the other, while both models are given as much:
+    sequence parallelism beside tensor parallelism."""
+    first, second = dict(mine.inputs), dict(its.inputs)
+    pairs = [(shape, second[scope]) for scope, shape in first.items() if scope in second and len(shape) == len(second[scope])]
+    unlike = [[sorted(sizes) for sizes in zip(*pair, strict=True) if sizes[0] != sizes[1]] for pair in pairs]
+    return mine.given == its.given and any(len(one) == 1 and one[0][0] > 0 and not one[0][1] % one[0][0] for one in unlike)
 
 
 def _flat(work: Work) -> bool:

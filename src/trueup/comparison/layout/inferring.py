@@ -70,7 +70,7 @@ class Told:
     shapes: dict[tuple[Key, str], tuple[int, ...]] = field(default_factory=dict)  # of one rank's
     apart: list[Apart] = field(default_factory=list)
     flat: frozenset[str] = frozenset()  # slots of optimizers that are flat pieces of weights
-    stated: Mapping[str, Way] = field(default_factory=dict)  # by weight: how it says itself that it lies, along ``model``
+    stated: dict[str, Way] = field(default_factory=dict)  # by weight: how it says itself that it lies, along ``model``
     model: str = ""  # the axis that alone cuts the model
     said: dict[str, Ways] = field(default_factory=dict)  # by weight: how it was declared to lie
     updated: Mapping[Key, str] = field(default_factory=dict)  # by call of an optimizer: the weight that it updates
@@ -164,7 +164,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
         return _as_weight(axis, Way("sharded", longer), slot, piece, told)
     unmeasured = whole is None or not whole.measured
-    if unmeasured and (made := _of_product(axis, slot, piece, told)) is not None:
+    if unmeasured and (made := _of_product(axis, slot, piece, told) or _through_views(axis, slot, piece, told)) is not None:
         return made
     if whole is None and (alike := _alike(axis, slot, piece, told)) is not None:
         return alike
@@ -274,6 +274,23 @@ def _of_product(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:
     if way.dim == (0 if slot.name == "output.0" else 1 if slot.name == "input.0" else None):
         return replace(way, dim=len(piece.shape) - 1)
     return Way("partial") if way.dim == 1 and slot.name == "output.0" else None
+
+
+def _through_views(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:
+    """Return how a tensor lies that views show of one whose features are cut: one of the weights packed in it, or its heads."""
+    way, shape = (told.ways.get(slot.made, {}).get(axis), told.shapes.get(slot.made)) if slot.made is not None else (None, None)
+    if way is None or not shape or way.kind != "sharded" or way.dim != len(shape) - 1 or way.order in ("zigzag", "strided"):
+        return None
+    parts = way.parts or (1,)
+    sizes, mine, last = {shape[-1] * part // sum(parts) for part in parts}, piece.shape, len(piece.shape) - 1
+    if mine[:-1] == shape[:-1] and mine[-1] in sizes:
+        return Way("sharded", last)
+    if len(mine) != len(shape) + 1:
+        return None
+    heads = [n for n in range(1, last) if mine[:n] + mine[n + 1 : last] == shape[:-1] and mine[n] * mine[last] in sizes]
+    if len(heads) > 1 and "attention" in slot.key[3]:  # as many heads as places: attention has the heads before
+        heads = heads[:1]
+    return Way("sharded", heads[0]) if len(heads) == 1 else None
 
 
 def _of_gradient(axis: str, before: Way, told: Told, piece: Piece, whole: Piece | None, size: int) -> Way:

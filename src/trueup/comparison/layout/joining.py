@@ -120,7 +120,10 @@ class _Joining:
             self._updated |= updated_in(self._calls[worker], standing.weights.get(worker // standing.passes), order)
         axes = [axis for axis in standing.ranks.axes if axis not in standing.data and axis not in standing.stages]
         if len(axes) == 1:
-            told.stated, told.model, told.updated = stated_in(manifest), axes[0], self._updated
+            told.model, told.updated = axes[0], self._updated
+            for rank, held in sorted(capture.ranks.items(), reverse=True):  # stages hold other weights
+                names = standing.renames.get(rank, ())
+                told.stated |= {renamed(name, renames=names): way for name, way in stated_in(held).items()}
         self._sizes = order_of(manifest, sizes)
         if (flat := flat_order(capture.ranks)) and set(flat) == set(self._sizes):
             self._sizes = {name: self._sizes[name] for name in flat}

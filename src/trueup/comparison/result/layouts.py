@@ -65,7 +65,7 @@ def other_layouts(captures: tuple[Capture, Capture]) -> str:
 
 def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) -> tuple[Joined, Joined] | str:
     """Return both captures as one process would have recorded them, or why they cannot be joined. The one that is cut along fewer
-    axes of the model is joined first, for it tells most about the other."""
+    axes of the model is joined first, for it tells most about the other; where both are, that of which more shows by itself."""
     geometries = [geometry_of(capture) for capture in captures]
     for geometry in geometries:
         if geometry.problem:
@@ -77,9 +77,15 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
         Joined(capture, one, None, told, partial, updates, tied) for capture, one in zip(captures, standings, strict=True)
     )
     cuts = [(len(one.sequence), len({*one.ranks.axes} - one.data - one.stages), len(one.workers.axes)) for one in standings]
-    if cuts[0] <= cuts[1]:
+    unknown = (0, 0) if 0 in (cuts[0][1], cuts[1][1]) else (_unknown_of(first), _unknown_of(second))
+    if (unknown[0], cuts[0]) <= (unknown[1], cuts[1]):
         return first, Joined(captures[1], standings[1], first, told, partial, updates, tied)
     return Joined(captures[0], standings[0], second, told, partial, updates, tied), second
+
+
+def _unknown_of(run: Joined) -> int:
+    """Return of how many slots of the first step nothing says how they lie."""
+    return sum(one.kind == "unknown" for one in run.step(run.steps[0]).apart) if run.steps else 0
 
 
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:
