@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from trueup.analysis.curves import statistics
 from trueup.analysis.curves.statistics import control, equivalence, holm, needed, power
@@ -14,11 +15,16 @@ from trueup.analysis.curves.statistics import control, equivalence, holm, needed
 MARGIN = math.log1p(0.005)
 
 
+@pytest.fixture(scope="module")
+def stats() -> ModuleType:
+    return importlib.import_module("scipy.stats")  # here, for it takes a second, in each worker that collects this file
+
+
 def numbers(count: int, mean: float, spread: float, seed: int) -> list[float]:
     return [float(value) for value in mean * np.exp(np.random.default_rng(seed).normal(0, spread, count))]
 
 
-def test_unpaired_is_welch_on_logarithms_twice() -> None:
+def test_unpaired_is_welch_on_logarithms_twice(stats: ModuleType) -> None:
     b, c = numbers(4, 2.0, 0.001, 1), numbers(6, 2.003, 0.003, 2)
     found = equivalence(b, c, 0.005, logarithmic=True)
     low = stats.ttest_ind(np.log(c), np.log(b) - MARGIN, equal_var=False, alternative="greater").pvalue
@@ -30,7 +36,7 @@ def test_unpaired_is_welch_on_logarithms_twice() -> None:
     assert (found.low, found.high) == pytest.approx((math.expm1(interval.low), math.expm1(interval.high)))
 
 
-def test_paired_is_the_t_test_of_differences() -> None:
+def test_paired_is_the_t_test_of_differences(stats: ModuleType) -> None:
     b = numbers(5, 2.0, 0.02, 1)
     c = [value * factor for value, factor in zip(b, numbers(5, 1.0015, 0.0005, 2), strict=True)]
     found = equivalence(b, c, 0.005, logarithmic=True, paired=True)
@@ -40,7 +46,7 @@ def test_paired_is_the_t_test_of_differences() -> None:
     assert equivalence(b, c, 0.005, logarithmic=True).word == "could not tell"  # the spread of seeds hides it
 
 
-def test_a_share_of_the_baseline_is_tested_exactly() -> None:
+def test_a_share_of_the_baseline_is_tested_exactly(stats: ModuleType) -> None:
     b, c = [-0.90, -0.91, -0.92], [-0.905, -0.912, -0.913]
     found = equivalence(b, c, 0.02, logarithmic=False)
     low = stats.ttest_ind(c, np.array(b) * 1.02, equal_var=False, alternative="greater").pvalue
@@ -56,7 +62,7 @@ def test_only_what_is_worse_counts() -> None:
     assert equivalence(c, b, 0.005, logarithmic=True, better="higher").word == "different"
 
 
-def test_a_run_alone_takes_the_spread_of_the_other_side() -> None:
+def test_a_run_alone_takes_the_spread_of_the_other_side(stats: ModuleType) -> None:
     b = numbers(5, 2.0, 0.001, 3)
     found = equivalence(b, [2.001], 0.005, logarithmic=True)
     error = np.log(b).std(ddof=1) * math.sqrt(1 + 1 / 5)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nursery import Nursery
+from nursery import nursery as start
 
 from .running import run
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """A process with FSDP, pipelines and the scenarios in it, which each of the ranks would import anew."""
+    with start() as started:
+        started.load("distributed.ranks", "distributed.layouts", "layout_faults")
+        yield started
 
 
 @pytest.fixture(scope="session")

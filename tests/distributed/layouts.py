@@ -10,14 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import layout_faults
-import parallel_layouts
 import trueup
 
 VOCABULARY, WIDTH, HEADS, LENGTH, BATCH, STEPS, LAYERS = 40, 16, 4, 6, 4, 2, 1
@@ -138,7 +133,11 @@ def _by_hand(model: Model, fault: str) -> nn.Module:
 
 
 # ---------------------------------------------------------------- layouts of PyTorch
+# Their packages are imported where they are needed: each worker collects this file, and it takes two seconds.
 def _tensor_parallel(model: Model, _: str) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"attention.o": RowwiseParallel()}
     plan |= {"gated.gate": ColwiseParallel(), "gated.up": ColwiseParallel(), "gated.down": RowwiseParallel()}
@@ -148,6 +147,8 @@ def _tensor_parallel(model: Model, _: str) -> nn.Module:
 
 
 def _fsdp(model: Model, _: str) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
     for layer in model.layers:
         fully_shard(layer)
     return fully_shard(model)
@@ -220,6 +221,9 @@ def _joined() -> Iterator[None]:
 
 def work(out: str) -> None:
     """Train in all layouts, then with each fault."""
+    import layout_faults
+    import parallel_layouts
+
     with _joined():
         for layout in LAYOUTS:
             train(Path(out, layout), layout)

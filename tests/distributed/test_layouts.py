@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import parallel_layouts
 from nursery import Nursery
 from trueup.analysis.audit import check
 from trueup.comparison.layout.joined import _as_one
@@ -26,6 +25,8 @@ PAIRS = [*(("one", layout) for layout in OTHERS), ("tp", "one"), ("fsdp", "tp"),
 
 @pytest.fixture(scope="session")
 def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import parallel_layouts
+
     out = tmp_path_factory.mktemp("layouts")
     for code, error in joined(nursery, out, "distributed.layouts.work", {}, out=str(out)):
         assert code == 0, error[-4000:]

@@ -25,11 +25,11 @@ from trueup.foundation.store.layout import url_of
 from trueup.foundation.store.objects import Objects, Push
 
 pytest.importorskip("obstore", reason="object storage needs obstore, which the extra dev installs")
-moto = pytest.importorskip("moto.server", reason="a server of S3 needs moto, which the extra dev installs")
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    moto = pytest.importorskip("moto.server", reason="a server of S3 needs moto, which the extra dev installs")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
