@@ -10,7 +10,7 @@ WORKERS ?= 4
 MINUTES ?= 10
 # pip compiles its 18,000 files one after the other, compileall on all cores.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
-COMPILE := $(BIN)/python -m compileall -qq -x '/tests?/|/transformers/models/|/pip/'
+COMPILE := $(BIN)/python -m compileall -qq -x '/tests?/|/transformers/models/|/moto/|/mypyc?/|/pygments/(lexers|styles)/|/pip/'
 LARGE := paddlepaddle tensorflow-cpu transformers onnxruntime duckdb
 # Files stay whole, for their tests share captures; tests/conftest.py says which come first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
