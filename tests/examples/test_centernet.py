@@ -25,7 +25,12 @@ def load(name: str) -> ModuleType:
     return module
 
 
-data, demo, centernet = load("data"), load("demo"), load("centernet")
+demo, centernet = load("demo"), load("centernet")
+
+
+@pytest.fixture(scope="module")
+def data() -> ModuleType:
+    return load("data")  # here, for it imports SciPy, in each worker that collects this file
 
 
 def test_loss_falls_and_a_second_run_repeats_it(nursery: Nursery, tmp_path: Path) -> None:
@@ -49,16 +54,16 @@ def test_a_fault_needs_the_simulated_device(option: str, nursery: Nursery, tmp_p
     assert "--fault and --noise need --device npu: only the simulated accelerator can be told to differ" in run.complained
 
 
-@pytest.mark.parametrize("name", data.NAMES)
-def test_boxes_lie_in_their_photograph(name: str) -> None:
-    height, width = data.photograph(name).shape[:2]
-    for label, (left, top, right, bottom) in data.BOXES[name]:
-        assert label in data.CLASSES
-        assert 0 <= left < right <= width
-        assert 0 <= top < bottom <= height
+def test_boxes_lie_in_their_photograph(data: ModuleType) -> None:
+    for name in data.NAMES:
+        height, width = data.photograph(name).shape[:2]
+        for label, (left, top, right, bottom) in data.BOXES[name]:
+            assert label in data.CLASSES
+            assert 0 <= left < right <= width, (name, label)
+            assert 0 <= top < bottom <= height, (name, label)
 
 
-def test_a_batch_has_a_peak_and_a_cell_for_every_object() -> None:
+def test_a_batch_has_a_peak_and_a_cell_for_every_object(data: ModuleType) -> None:
     batch = next(data.batches(batch_size=14, seed=0))
     assert batch["image"].shape == (14, 3, 96, 96)
     assert batch["heat"].shape == (14, len(data.CLASSES), 24, 24)
@@ -70,14 +75,14 @@ def test_a_batch_has_a_peak_and_a_cell_for_every_object() -> None:
         assert 0 <= batch["offset"][n, k].min() <= batch["offset"][n, k].max() <= 1
 
 
-def test_batches_repeat_with_their_seed_and_differ_without() -> None:
+def test_batches_repeat_with_their_seed_and_differ_without(data: ModuleType) -> None:
     first, same, other = (next(data.batches(7, seed))["image"] for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("box", [(10.0, 14.0), (3.0, 30.0), (1.0, 1.0)])
-def test_gaussian_radius_keeps_the_overlap_and_no_more(box: tuple[float, float]) -> None:
+def test_gaussian_radius_keeps_the_overlap_and_no_more(data: ModuleType, box: tuple[float, float]) -> None:
     height, width = box
     r = data.gaussian_radius(height, width, overlap=0.7)
     common = (height - r) * (width - r)
@@ -87,7 +92,7 @@ def test_gaussian_radius_keeps_the_overlap_and_no_more(box: tuple[float, float])
     assert min(shifted, shrunk, grown) == pytest.approx(0.7)
 
 
-def test_a_perfect_prediction_costs_next_to_nothing() -> None:
+def test_a_perfect_prediction_costs_next_to_nothing(data: ModuleType) -> None:
     batch = next(data.batches(batch_size=7, seed=0))
     grid = batch["heat"].shape[-1]
     outputs = {"heat": torch.where(batch["heat"] == 1, 20.0, -20.0)}
