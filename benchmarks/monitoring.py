@@ -33,6 +33,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 EVERY, BLOCK, WARM = 10, 20, 10
+LATER = 1000  # a step from which on everything is taken in each tenth alone
 STEPS, SERIES = 100_000, 100
 NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
     "normal": lambda random, size: random.standard_normal(size),
@@ -71,7 +72,7 @@ def with_trueup(step: Any, folder: Path, blocks: int) -> list[tuple[float, float
     import trueup
 
     found = []
-    with trueup.monitor(step.model, step.optimizer, folder / "m", every=EVERY) as monitor:
+    with trueup.monitor(step.model, step.optimizer, folder / "m", every=EVERY, step=LATER) as monitor:
         seconds(step, WARM)
         for _ in range(blocks * 4):
             monitor.obey(["off"])
@@ -141,7 +142,8 @@ def part(steps: int) -> None:
     timed(TorchLayers, "_ran", lambda *_: "a module's hook")
     timed(Monitor, "ended", lambda *_: "writing and judging")
     timed(SeriesWriter, "_write", lambda *_: "files")
-    with tempfile.TemporaryDirectory() as folder, trueup.monitor(step.model, step.optimizer, Path(folder) / "m", every=EVERY):
+    given = {"every": EVERY, "step": LATER}
+    with tempfile.TemporaryDirectory() as folder, trueup.monitor(step.model, step.optimizer, Path(folder) / "m", **given):
         seconds(step, EVERY + 1)
         spent.clear()
         own = seconds(step, steps)[0]

@@ -97,7 +97,8 @@ def start(sides: Sides, rank: int, names: Sequence[str], steps: NDArray[np.int64
         {name: one[place] for name, one in side.columns(rank, wanted).items()} for side, place in zip(sides, places, strict=True)
     ]
     apart = {name: np.abs(np.log(held[1][name] / held[0][name])) for name in outputs}
-    scope = next((name.partition("/")[2] for name in outputs), None)
+    scopes = {name.partition("/")[2]: None for name in outputs}
+    scope = next((one for one in scopes if one and not any(other.startswith(f"{one}.") for other in scopes)), None)
     if scope is None or len(outputs) < 4 or "loss" not in names or "gradient_norm" not in names:
         return None
     far = [apart.get(f"{kind}/{scope}", np.full(1, np.inf))[0] for kind in ("activation_rms", "activation_max")]
