@@ -261,6 +261,14 @@ def test_runs_that_begin_alike_show_in_their_first_steps_what_chaos_hides_later(
     assert compare_series(base, write(tmp_path / "c", other, names=ALIKE)).left == ()
 
 
+def test_the_first_layer_is_one_with_none_inside(tmp_path: Path) -> None:
+    names = ("activation_rms/net", "activation_max/net", "activation_rms/net.in", "activation_max/net.in", *ALIKE[2:])
+    base, cand = (np.column_stack([begun_alike(seed)[:, :2], begun_alike(seed)]) for seed in (1, 2))
+    cand[:, 0] *= 0.95  # the whole net ends with a dropout that is off
+    found = compare_series(write(tmp_path / "a", base, names=names), write(tmp_path / "b", cand, names=names))
+    assert [(one.series, one.beyond) for one in found.left] == [("activation_rms/net", 0)]
+
+
 def test_repeats_of_the_baseline_are_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, cand, again = (begun_alike(seed) for seed in (1, 2, 3))
     cand[:, ALIKE.index("gradient_norm/in")] *= 0.9
