@@ -78,7 +78,8 @@ class Assembly:
         self.frameworks.add(part.verdicts.errors)
         self.uncompared.add(part)
         self.beginnings.add(part)
-        if not self.comparison.forced:  # else an optimizer is lent its gradients
+        joined = any(isinstance(one, Joined) for one in self.comparison.captures)
+        if not self.comparison.forced and not joined:  # else an optimizer is lent its gradients, or a collective left them out
             self.unmade.add(part)
         self.alone.add(part, sites, self.comparison.criterion)
         manifest = self.comparison.captures[1].ranks.get(part.rank, {})
