@@ -159,7 +159,7 @@ BAD = {
     "{path}: row 1: own.kind 'magic' is unknown: expected accumulate, additive, average, bilinear, "
     "composite, elementwise, exact, reduction; see docs/criteria.md": ("composite", "magic"),
     "{path}: row 1: carry.kind 'magic' is unknown: expected accumulate, attention, bilinear, branch, "
-    "exponential, inverse, linear, pole, sign, smooth, sum; see docs/criteria.md": ("branch", "magic"),
+    "exponential, inverse, linear, pole, product, sign, smooth, sum; see docs/criteria.md": ("branch", "magic"),
     '{path}: the last row must match every call (ops = ["*"], no phases); see docs/criteria.md': ('["*"]', '["mm"]'),
     "{path}: loss is missing; see docs/criteria.md": ("loss = 0.05", ""),
     "{path}: row 1: origin is missing; see docs/criteria.md": ('origin = "measured"', ""),

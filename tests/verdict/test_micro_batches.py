@@ -12,7 +12,7 @@ from torch import nn
 
 import trueup
 from trueup.comparison.verdict.judged import Tree
-from trueup.comparison.verdict.micro_batches import passes
+from trueup.comparison.verdict.optimizer_updates import passes
 from verdict.captures import Recording, normal, part
 
 LEVELS = {"api": ["module", "api"], "all": None}

@@ -199,11 +199,7 @@ class Readers:
 
     @cached_property
     def _parts(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for part, readers in self._ends.items():
-            for k in readers:
-                found.setdefault(k, []).append(part)
-        return found
+        return _by_reader(self._ends)
 
     @cached_property
     def _returned(self) -> dict[tuple[int, int], list[tuple[int, str]]]:
@@ -221,8 +217,12 @@ class Readers:
 
     @cached_property
     def _sums(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for part, readers in self._added.items():
-            for k in readers:
-                found.setdefault(k, []).append(part)
-        return found
+        return _by_reader(self._added)
+
+
+def _by_reader(read_by: dict[int, list[int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for part, readers in read_by.items():
+        for k in readers:
+            found.setdefault(k, []).append(part)
+    return found

@@ -177,15 +177,22 @@ class Stream(CallColumns):
         return order, self.parents[order]
 
     def name_views(self, calls: Sequence[int]) -> None:
-        """Name these calls, which one run alone has, as producers of what reads the views they take of what their step made."""
+        """Name these calls, which one run alone has, as producers of what reads the views they take: of what their step made, and
+        of what no call made (weights, data) those that show other bytes first, as a transposed one."""
         known, before, producers, shapes = (self.numel > 1) & self.is_identified, self.producer, self.producers, self.shapes.exact
-        made = np.flatnonzero(self.names.table(is_output)[self.slot] & known & np.isin(self.call, calls))
+        outputs, alone = self.names.table(is_output)[self.slot] & known, np.isin(self.call, calls)
+        made = np.flatnonzero(outputs & alone)
+        others = np.flatnonzero(outputs & ~alone & np.isin(self.identity, self.identity[made]))[::-1]
+        first = dict(zip(self.identity[others].tolist(), self.call[others].tolist(), strict=True))  # that returned such bytes
         reads = np.flatnonzero(self.names.table(is_input)[self.slot] & known & np.isin(self.identity, self.identity[made]))
         reads = reads[np.argsort(self.identity[reads], kind="stable")]
         read, self.producer, self.producer_slot = self.identity[reads], before.copy(), self.producer_slot.copy()
         for k in made[np.isin(self.identity[made], read)].tolist():  # in order: of several that take one view the last one counts
-            of = producers[self.slots_of(int(self.call[k]), is_input)]
-            of = self.seq[of[(of != NONE) & (self.step[of] == self.step[self.call[k]])]]
+            given = self.slots_of(int(self.call[k]), is_input)
+            here = (producers[given] != NONE) & (self.step[producers[given]] == self.step[self.call[k]])
+            if self.identity[k] not in self.identity[given] and first.get(int(self.identity[k]), self.call[k]) >= self.call[k]:
+                here |= before[given] == NONE
+            of = before[given][here]
             its = reads[slice(*(int(np.searchsorted(read, self.identity[k], side)) for side in ("left", "right")))]
             its = its[(self.call[its] > self.call[k]) & (shapes[its] == shapes[k]) & np.isin(before[its], of)]
             self.producer[its], self.producer_slot[its] = self.seq[self.call[k]], self.slot[k]

@@ -16,8 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.layouts import MARK, NEUTRAL, channels_last, laid_out, put, unpadded
+from trueup.comparison.normalise.layouts import (
+    MARK,
+    NEUTRAL,
+    OF_CALL,
+    channels_last,
+    gradients_of_layers,
+    laid_out,
+    put,
+    rows_of,
+    unpadded,
+)  # fmt: skip
 from trueup.comparison.normalise.updates import Updates
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping
@@ -176,10 +185,10 @@ class _Translation:
         table = table.append_column(NEUTRAL, pa.array(neutral, pa.string()).dictionary_encode())
         if "producer_slot" in table.column_names:
             table = put(table, "producer_slot", self._producers(names))
-        found = layer_gradients.find(self._table, self._columns, self._dialect) if self._dialect.framework else None
+        found = gradients_of_layers(self._table, self._columns, self._dialect) if self._dialect.framework else None
         added = []
         if found is not None and found.slots:
-            added.append(layer_gradients.rows(table, found))
+            added.append(rows_of(table, found))
             axes = axes | {len(table) + n: order for n, order in found.axes.items()}
         if self._defaults:
             added.append(_as_arguments(table.take(pa.array(list(self._defaults))), list(self._defaults.values())))
@@ -205,7 +214,7 @@ class _Translation:
 
 
 def _as_arguments(table: pa.Table, values: list[str]) -> pa.Table:
-    known = set(layer_gradients.OF_CALL)
+    known = set(OF_CALL)
     made = {name: table[name] if name in known else pa.nulls(len(table), table[name].type) for name in table.column_names}
     slots = pa.array(["arguments"] * len(table)).dictionary_encode()
     return pa.table({**made, "slot": slots, "value": pa.array(values, pa.string())})

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.layouts import NEUTRAL, laid_out, masked, put
+from trueup.comparison.normalise.layouts import NEUTRAL, gradients_of_layers, laid_out, masked, put
 from trueup.foundation.facts.slots import STEP as STEP
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.tables import Axes
@@ -149,7 +148,7 @@ class Updates:
         needed = list(dict.fromkeys([*columns, "rank", "step", "seq", "shape", "digest", "forward_seq", "phase", "level"]))
         table = self._capture.records(needed, rank=rank, step=step, level=("module", "api"), phase=("forward", "backward"))
         texts = {name: table[name].cast(pa.string()).to_pylist() for name in ("level", "scope", "op", "slot")}
-        found = layer_gradients.find(table, texts, self._dialect)
+        found = gradients_of_layers(table, texts, self._dialect)
         names, rows, layouts = list[str](), list[int](), dict[int, Axes]()
         for n, (k, param) in enumerate(zip(found.tensors, found.params, strict=True)):
             name = self._named(*param, ops=read, at=params[param])[0] if param in params else None

@@ -174,7 +174,7 @@ class Beginnings:
         since = self.batches.get(finding.rank)
         sized = finding.rank in self._resized and bool(slot) and finding.slots[0].shape[0] != finding.slots[0].shape[1]
         follows = since is not None and since <= finding.step and not finding.scope and finding.kind not in ("argument", "region")
-        before = before and finding.kind != "region"  # recorded calls that one run alone makes say more than what they led to
+        before = before and finding.kind not in ("region", "argument")  # what recorded calls do says more than what it led to
         if since is not None and (before or sized or follows) and not slot.startswith(PARAM):
             found.append(self._of(None, finding.rank))
         return "; ".join(found)

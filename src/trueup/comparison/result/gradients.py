@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.words.sentence import PARTIAL
 
 FINEST = ("aten", "api", "module")
@@ -150,7 +151,8 @@ class _Slots:
         return rows[self.names.table(named)[stream.slot[rows]]]
 
     def _known(self, rows: Numbers) -> Numbers:
-        return rows[~np.isnan(self.stream.l2[rows])]
+        rounds = self.names.table(roundoff)[self.stream.dtype[rows]] > 0  # the indices of a sparse gradient do not
+        return rows[rounds & ~np.isnan(self.stream.l2[rows])]
 
     def _made_in(self, phase: str, rows: Numbers) -> Array:
         """Tell of which slots a call of a phase of the same step made what they read."""

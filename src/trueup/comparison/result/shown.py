@@ -303,7 +303,7 @@ def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     return bool(np.isin(stream.identity[read & (stream.l2 > 0)], stream.identity[made]).any())
 
 
-SHOWING = (Why.READS, Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.NO_GRADIENT, Why.NOT_UPDATED)
+SHOWING = (Why.READS, Why.READS_OTHER, Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.NO_GRADIENT, Why.NOT_UPDATED)
 """What is said of a call that tells its cause, where nothing else does."""
 
 

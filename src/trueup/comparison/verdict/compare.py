@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.holes import Recorded
 from trueup.comparison.graph.streams import Row, Stream
+from trueup.comparison.holes import Recorded
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.normalise import optimizer_steps
 from trueup.comparison.normalise.translated import Translated, sides, translated
 from trueup.comparison.normalise.updates import STEP
-from trueup.comparison.verdict import micro_batches
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.evidence import losses_apart, yardstick_of
 from trueup.comparison.verdict.exchange import Exchange
 from trueup.comparison.verdict.judge import judge
 from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
+from trueup.comparison.verdict.optimizer_updates import summed
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
@@ -181,7 +181,7 @@ class Comparison:
     def _losses_apart(self) -> Reason | None:
         first, second, *repeats = (overview.losses for overview in self.overviews)
         if self.passes:
-            first, second = (micro_batches.summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
+            first, second = (summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
         return losses_apart(first, second, self.criterion.loss, repeats, self.criterion.yardstick)
 
     def _at_once(self, place: Place, reads: Sequence[Read], ahead: Ahead) -> bool:

@@ -10,6 +10,10 @@ needed: ``<d, y> = (|candidate|^2 - |y|^2 - |d|^2) / 2`` follows from both norms
 alone proves nothing: a library function may be a unit or two too large everywhere, and the errors of the inputs may be coherent.
 `budget.Budget.coherent` says how much of it is explained.
 
+**Few elements.** One wrong element among a million changes a norm by a millionth, which rounding explains if all elements share it.
+Rounding hits many, each by little. So where an error is known to sit in few elements, from tensors, or from statistics where one
+lane of the sketch differs, each must be explained by what rounding does to one: ``own`` times the largest element.
+
 **Known differences**: what each framework defines in its own way, and how far apart that may put the two. To the running variance
 of a batch norm PyTorch adds the unbiased variance of the batch (n - 1), PaddlePaddle on the CPU (paddle/phi/kernels/cpu/
 batch_norm_kernel.cc) and Keras (batch_normalization.py: `ops.moments`) the biased one (n), as measured. Of n elements of a channel
@@ -30,9 +34,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream
-from trueup.comparison.measures.measure import SKETCH, STATISTICS, TENSOR, Errors, Payload, measure
-from trueup.comparison.measures.thresholds import CHANCE, ROOM
+from trueup.comparison.measures.measure import SKETCH, STATISTICS, TENSOR, Distance, Errors, Payload, measure
+from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, QUORUM, ROOM
 from trueup.comparison.verdict.align import align
+from trueup.foundation.facts.criteria import CARRY, Criterion
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 
@@ -52,6 +57,90 @@ def coherent(errors: Errors, at: Numbers) -> Array:
         rest = np.sqrt(np.maximum((apart / norm) ** 2 - np.where(numel > CHANCE**2, found**2, 0.0), 0.0))
         found -= CHANCE * rest / np.sqrt(numel)
     return np.where(known & (apart < norm) & np.isfinite(found), np.maximum(found, 0.0), 0.0)
+
+
+STEADY = tuple(CARRY.index(kind) for kind in ("linear", "sum", "bilinear", "product", "smooth"))
+"""Operators of these kinds make no large error in one element of small errors in many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What is known of the calls that some outputs belong to: an entry for each output."""
+
+    clean: Array  # whether all that the call read is known and bitwise equal
+    known: Array  # whether all that it read is known, and no index, mask or NaN among it differs
+    peak: Array  # largest error of what it read, relative to the root mean square there
+    row: Numbers  # row of the criterion
+    module: Array
+
+
+def few_elements(
+    errors: Errors, outputs: Numbers, unit: Array, own: Array, expected: Array, given: Reads, criterion: Criterion
+) -> Array:
+    """Return what is explained of each output, an entry of the errors; NaN where the norm decides as ever. ``unit``: unit
+    roundoff of each; ``own``: what rounding explains of each, relative to the norm; ``expected``: the same with what the inputs
+    carry; ``given``: what the calls read."""
+    numel, error = errors.streams[0].numel[errors.slots[0][outputs]], errors.relative[outputs]
+    with np.errstate(all="ignore"):
+        least = np.minimum(own, ENOUGH * unit) / np.sqrt(numel)
+        steady = np.isin(np.array([CARRY.index(row.carry) for row in criterion.rows])[given.row], STEADY) & ~given.module
+        told = ~np.isnan(peaks(errors)[0][outputs]) & steady & given.known
+        asked = np.isfinite(error) & (error > least) & (numel >= ENOUGH) & (unit > 0) & (given.clean | told)
+        found = np.full(len(outputs), np.nan)
+        at = np.flatnonzero(asked & np.isfinite(expected))
+        if not len(at):
+            return found
+        peak, alone = largest(errors, outputs[at], sketches=given.clean[at])
+        size, norm = _largest_element(errors, outputs[at]), errors.norm[outputs[at]]
+        one = np.maximum(np.minimum(own[at], ENOUGH * unit[at]), 2 * unit[at])  # two neighbouring numbers are no further apart
+        isolated = CHANCE * peak**2 >= errors.absolute[outputs[at]] ** 2
+        some = criterion.certain * (own[at] + np.where(given.clean[at], 0.0, criterion.certain_carried * given.peak[at]))
+        some = np.where(isolated & (given.clean[at] | told[at]), some, np.nan)
+        limit = np.where(given.clean[at] & alone, one, some) * size / norm
+        found[at] = np.where(limit < expected[at], limit, np.nan)
+    return found
+
+
+def peaks(errors: Errors) -> tuple[Array, Array]:
+    """Return the largest difference and how many elements differ of each entry, NaN where tensors were not measured."""
+    found = np.full((2, len(errors.pair)), np.nan)
+    for n, both in errors.peaks.items():
+        found[:, n] = both
+    return found[0], found[1]
+
+
+def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]:
+    """Return the largest |candidate - baseline| of entries, NaN where unknown, and whether hardly any other element differs.
+    Sketches, which take time to read, are asked for entries in ``sketches`` alone."""
+    peak, differing = (values[at] for values in peaks(errors))
+    alone = differing <= QUORUM
+    asked = np.flatnonzero(np.isnan(peak) & (errors.method[at] == SKETCH) & sketches)
+    if len(asked):
+        (baseline, candidate), (k, j) = errors.streams, (side[at[asked]] for side in errors.slots)
+        lanes = np.count_nonzero(baseline.sketch[k] - candidate.sketch[j], axis=1)
+        alone[asked[lanes == 1]] = True
+    return peak, alone
+
+
+def few_elements_of(errors: Errors, error: Distance, own: float, unit: float, criterion: Criterion) -> float:
+    """Return what is explained of the result of a run of calls that read nothing that differs; NaN where the norm decides."""
+    (k, j), stream = errors.slots, errors.streams[0]
+    at = np.flatnonzero((k == error.baseline) & (j == error.candidate))[:1]
+    norm, numel = error.norm, float(stream.numel[error.baseline])
+    if not len(at) or not np.isfinite(error.low) or norm == 0 or numel < ENOUGH or unit == 0:
+        return float("nan")
+    (peak,), (alone,) = largest(errors, at, np.ones(1, bool))
+    size = float(_largest_element(errors, at)[0])
+    if alone:
+        return max(min(own, ENOUGH * unit), 2 * unit) * size / norm
+    return criterion.certain * own * size / norm if CHANCE * peak**2 >= error.low**2 else float("nan")
+
+
+def _largest_element(errors: Errors, at: Numbers) -> Array:
+    """Return the largest absolute value on either side."""
+    sides = zip(errors.streams, errors.slots, strict=True)
+    found = [np.maximum(*(np.abs(stream.number(name)[slots[at]]) for name in ("min", "max"))) for stream, slots in sides]
+    return np.asarray(np.maximum(*found))
 
 
 def known_differences(errors: Errors) -> Array:

@@ -13,9 +13,8 @@ from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
-from trueup.comparison.verdict import few
-from trueup.comparison.verdict.budget import Budget, Explanation
-from trueup.comparison.verdict.evidence import NOTHING, Yardstick, coherent, known_differences
+from trueup.comparison.verdict.budget import Budget, Calls, Explanation, Tensors
+from trueup.comparison.verdict.evidence import NOTHING, Reads, Yardstick, coherent, few_elements, known_differences, peaks
 from trueup.comparison.verdict.judged import (
     AGREES,
     CARRIED_ON,
@@ -30,7 +29,6 @@ from trueup.comparison.verdict.judged import (
     Verdicts,
     excess,
 )  # fmt: skip
-from trueup.comparison.verdict.operands import Calls, Tensors
 from trueup.comparison.verdict.optimizer_updates import explain_signs, explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
@@ -258,13 +256,13 @@ class _Judge:
         apart, peak = np.zeros(self.count), np.zeros(self.count)
         np.maximum.at(apart, owner, errors.absolute[entry])
         with np.errstate(all="ignore"):
-            told = few.known(errors)[0][entry]
+            told = peaks(errors)[0][entry]
             largest = np.where(np.isnan(told), errors.absolute[entry], told)
             rms = errors.norm[entry] / np.sqrt(baseline.numel[errors.slots[0][entry]])
             np.maximum.at(peak, owner, np.where(errors.absolute[entry] > 0, np.nan_to_num(largest / rms, nan=np.inf), 0.0))
         module = self.candidate.level[self.calls] == names.number("module")
-        given = few.Given(((apart == 0) & ~open_)[pair], ~open_[pair], peak[pair], self.rows[pair], module[pair])
-        limit = few.narrowed(errors, outputs, unit, granted.own, granted.expected, given, self.criterion)
+        given = Reads(((apart == 0) & ~open_)[pair], ~open_[pair], peak[pair], self.rows[pair], module[pair])
+        limit = few_elements(errors, outputs, unit, granted.own, granted.expected, given, self.criterion)
         granted.decide(~np.isnan(limit), limit, limit, FEW)
 
     def _by_direction(self, outputs: Numbers, budget: Budget, granted: _Granted) -> None:

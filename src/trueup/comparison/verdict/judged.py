@@ -423,7 +423,8 @@ def _handing_on(tree: Tree, side: int, calls: list[int]) -> set[int]:
     """Return those of some calls that give, bit by bit, what calls with a counterpart returned while they ran: a function that
     checkpoints another one is not recorded around it."""
     stream = tree.streams[side]
-    made = np.flatnonzero(stream.names.table(is_output)[stream.slot] & stream.is_identified) if calls else np.empty(0, np.int64)
+    told = stream.names.table(is_output)[stream.slot] & stream.is_identified & (stream.l2 != 0)  # zeros are zeros by chance
+    made = np.flatnonzero(told) if calls else np.empty(0, np.int64)
     own = made[np.isin(stream.call[made], calls) & ~stream.has_children[stream.call[made]]]
     within: dict[int, list[int]] = {digest: [] for digest in stream.identity[own].tolist()}
     for k in made[(tree.pairs[side][stream.call[made]] != NONE) & np.isin(stream.identity[made], stream.identity[own])].tolist():

@@ -16,7 +16,7 @@ from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import same_shapes
 from trueup.comparison.measures.thresholds import CHANCE, GONE, SMALL
-from trueup.comparison.verdict import micro_batches, optimizer_updates, peers
+from trueup.comparison.verdict import optimizer_updates, peers
 from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
@@ -35,14 +35,13 @@ from trueup.comparison.verdict.judged import (
     Tree,
     loose_calls,
 )
-from trueup.comparison.verdict.missing_gradients import parted
+from trueup.comparison.verdict.one_sided import Lasting, dead_ends, parted, unaccounted
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
-from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
+from trueup.comparison.verdict.overwritten import exchanged, overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, added, chooses, is_part_of, judge_region
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence
-from trueup.comparison.verdict.unaccounted import dead_ends, settle, unaccounted
 from trueup.foundation.facts.arguments import equal_arguments, other_words
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
@@ -72,12 +71,14 @@ def locate(
     for stream, calls in zip(tree.streams, loose := loose_calls(tree), strict=True):
         stream.name_views(calls)
     regions = Regions(tree, loose, origins)
+    parts = _parts(regions.flow, loose, criterion)
+    Lasting(regions, criterion, parts).settle()
     excused = Reconvergence(tree, regions, criterion, forced=forced)
     given = [pair for pair, arguments in verdicts.errors.arguments.items() if not equal_arguments(*arguments)]
     asked = dict.fromkeys([*np.flatnonzero(verdicts.ratio > criterion.suspect).tolist(), *given])
     found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
     lacking, lost = ([], set()) if forced or criterion.limits else parted(tree, excused)
-    alone = _unmatched(part, regions, criterion, excused, lost)
+    alone = _unmatched(part, regions, criterion, excused, lost, parts)
     found = [pair for pair in found if not excused.holds(pair)]
     suspects = [*([] if origins.parted else lacking), *_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
     origins.parted |= bool(lacking)  # each step lacks them again
@@ -155,7 +156,7 @@ def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
 
 def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
     """Return the suspects that remain where the runs go backward another number of times; the part keeps how often."""
-    part.passes = micro_batches.passes(tree, origins.accumulated)
+    part.passes = optimizer_updates.passes(tree, origins.accumulated)
     if part.passes is None:
         return suspects
     origins.accumulated, part.stale = part.passes.worst, None
@@ -187,16 +188,16 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
-def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence, lost: set[Call]) -> list[Suspect]:
+def _unmatched(
+    part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence, lost: set[Call], parts: tuple[Parts, Parts]
+) -> list[Suspect]:
     """Account for calls without counterpart: return regions where a difference starts; the part keeps what nothing shows. Where
     calls read gradients that the other side has ``lost``, it starts there."""
     tree, origins, loose = regions.tree, regions.origins, regions.given
-    settle(regions, criterion)
     dead = dead_ends(regions, criterion)
     part.dead_ends = [(SIDES[side], tree.streams[side].row(call)) for side, call in dead]
     uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | set(dead) | unaccounted(regions, criterion)
     suspects: list[Suspect] = []
-    parts = _parts(regions.flow, loose, criterion)
     judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
     wrong = [(region, judged) for region, judged in wrong if judged.incomparable or not excused.region(region, parts)]
@@ -213,8 +214,12 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
         suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides, added=added(region)))
     uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
     part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
-    left = [sorted(set(calls) - settled) for calls, settled in zip(loose, regions.settled, strict=True)]
-    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
+    for known, calls, settled, stream in zip(origins.loose, loose, regions.settled, tree.streams, strict=True):
+        known.update(stream.seq[sorted(set(calls) - settled.keys())].tolist())
+    agreed = sorted(regions.settled[1].items())  # of these a later step may read
+    origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
+    for side, row in regions.lasting():
+        origins.pending[side][row.seq] = row
     return suspects
 
 
@@ -404,6 +409,9 @@ def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
             makers = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
             why = Why.READS(judged.call.candidate.key, *makers)
             found.append(Suspect(judged, "argument", True, because=(why,), independent=True))
+    for pair, entry, why in exchanged(tree):
+        if not excused.pair(pair, errors.distance(entry).slot):
+            found.append(Suspect(tree.verdicts.at(pair), "argument", True, because=(why,), independent=True))
     return found
 
 

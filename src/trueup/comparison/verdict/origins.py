@@ -184,13 +184,6 @@ class Origins:
                 for producer in distinct(stream.producer).tolist():
                     pending.pop(producer, None)
 
-    def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
-        """Remember a step's unmatched calls: those whose results last, and by side the seqs of all."""
-        for side, row in lasting:
-            self.pending[side][row.seq] = row
-        for known, seqs in zip(self.loose, loose, strict=True):
-            known.update(seqs)
-
 
 def _shows(tree: Tree, entry: int) -> bool:
     """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result. What

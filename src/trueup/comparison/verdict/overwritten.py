@@ -4,16 +4,18 @@ earlier step where the baseline makes it anew, in the candidate alone; and the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, numbered
-from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED
+from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED, HALF
 from trueup.comparison.verdict.judged import Tree
-from trueup.comparison.verdict.unaccounted import computes
+from trueup.comparison.verdict.one_sided import computes
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.roundoff import SINGLE
+from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.why import Reason, Why
 
 
 def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
@@ -83,6 +85,30 @@ def rewired(tree: Tree) -> list[tuple[int, int]]:
         first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)
         at &= stream.seq[calls[pair]] < first
     return list(zip(pair[at].tolist(), apart[at].tolist(), strict=True))
+
+
+def exchanged(tree: Tree) -> Iterator[tuple[int, int, Reason]]:
+    """Yield ``(matched call, entry, why)`` of what is another result of one call than its counterpart, by its bytes: of several
+    views of one tensor, as `unbind` and `chunk` return, the last writer is the same."""
+    errors, verdicts = tree.verdicts.errors, tree.verdicts
+    made = [stream.producers[slots] for stream, slots in zip(tree.streams, errors.slots, strict=True)]
+    pairs = [of[calls] for of, calls in zip(tree.pairs, made, strict=True)]
+    at = errors.inputs & (pairs[0] != NONE) & (pairs[0] == pairs[1]) & (errors.relative > HALF)
+    for n in np.flatnonzero(at & (verdicts.error_out[pairs[0]] < HALF)).tolist() if not tree.is_foreign else ():
+        (first, call, slot), (second, _, other) = (_returned(tree, side, int(errors.slots[side][n])) for side in (0, 1))
+        if first == second != NONE and slot != other:
+            reader = errors.streams[1].row(int(errors.calls[1][errors.pair[n]])).key
+            names = map(tree.streams[0].names.name, (slot, other))
+            yield int(errors.pair[n]), n, Why.READS_OTHER(reader, tree.streams[0].row(call).key, *names)
+
+
+def _returned(tree: Tree, side: int, k: int) -> tuple[int, int, int]:
+    """Return the last matched call that returned the bytes that a slot holds, its call on this side, and as which result."""
+    stream, made = tree.streams[side], tree.pairs[side][tree.streams[side].call] != NONE
+    made &= stream.is_identified & (stream.identity == stream.identity[k]) & (stream.call < stream.call[k])
+    found = np.flatnonzero(made & stream.names.table(is_output)[stream.slot])[-1:].tolist()
+    call, slot = (int(stream.call[found[0]]), int(stream.slot[found[0]])) if found else (NONE, NONE)
+    return int(tree.pairs[side][call]), call, slot
 
 
 def _is_earlier(stream: Stream, slots: Numbers) -> Array:

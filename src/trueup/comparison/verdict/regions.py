@@ -20,7 +20,7 @@ from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
 from trueup.comparison.measures.measure import Distance, Measured
 from trueup.comparison.measures.thresholds import FLIPPED, HALF
-from trueup.comparison.verdict import few
+from trueup.comparison.verdict.evidence import few_elements_of
 from trueup.comparison.verdict.judged import FEW, LASTING, SIDES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
@@ -102,7 +102,8 @@ class Regions:
         self.flow = Readers(tree.streams[0]), Readers(tree.streams[1])
         self.loose = tuple(mask(calls, len(stream)) for calls, stream in zip(loose, tree.streams, strict=True))
         self.readers: tuple[set[int], set[int]] = set(), set()  # loose calls whose result somebody reads
-        self.settled: tuple[set[int], set[int]] = set(), set()  # loose calls that agree with what the other side wrote
+        self.settled: tuple[dict[int, float], dict[int, float]] = {}, {}
+        """By side, loose calls that agree with what the other side wrote, and their relative errors."""
         self.uncompared: set[Call] = set()  # ``(side, call)`` of loose calls with a matched reader that could not be compared
         self.compared: set[Call] = set()  # the same where it was; a transposed gradient has another shape and tells nothing
         self._all: dict[int, Region] = {}
@@ -110,8 +111,8 @@ class Regions:
         self._taken: dict[int, int] = {}  # regions that another one took over, and that
         self.unmatched = tuple(mask(calls.tolist(), len(s)) for calls, s in zip(tree.unmatched, tree.streams, strict=True))
         self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
-        """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads. A
-        module around it that was compared as a whole says nothing of them."""
+        """By side, and call without counterpart: its results that nobody reads yet. Those of a backward whose optimizer was not
+        recorded, of which a module that was compared around it says nothing; and of the phases that later steps read from."""
         if loose[0] or loose[1]:
             producers = [stream.producers for stream in tree.streams]
             for stream, made, pairs, readers in zip(tree.streams, producers, tree.pairs, self.readers, strict=True):
@@ -119,6 +120,14 @@ class Regions:
                 readers.update(made[reads & (made >= 0) & (made != stream.call)].tolist())
             for pair in self._pairs_that_read(producers):
                 self._exits(pair)
+        for side, (stream, ends) in enumerate(zip(tree.streams, self.ends, strict=True)):
+            done, lasting = self._with_family(side, self.readers[side]), stream.during(*LASTING)
+            calls = (call for call in loose[side] if lasting[call] and call not in done)
+            ends |= {call: stream.slots_of(call, is_output).tolist() for call in calls}
+
+    def add(self, region: Region) -> None:
+        """Add one whose result nobody reads yet."""
+        self._all[len(self._all) + len(self._taken)] = region
 
     @property
     def found(self) -> list[Region]:
@@ -330,12 +339,8 @@ class Regions:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
         told = set(self.untold())
         for side, stream in enumerate(self.tree.streams):
-            phases = [stream.names.number(phase) for phase in LASTING]
-            done = self._with_family(side, self.readers[side] | self.settled[side])
-            for call in np.flatnonzero(self.loose[side][:-1]).tolist():
-                if stream.phase[call] in phases and call not in done and not _makes_zeros(stream, call):
-                    yield side, stream.row(call)
-            ends = [call for call in self.ends[side] if call not in self.settled[side] and (side, call) not in told]
+            settled, lasting = self._with_family(side, self.settled[side]), stream.during(*LASTING)
+            ends = (call for call in self.ends[side] if call not in settled and (lasting[call] or (side, call) not in told))
             yield from ((side, stream.row(call)) for call in ends)
 
     def dead_ends(self) -> Iterator[Call]:
@@ -347,7 +352,7 @@ class Regions:
             calls = np.flatnonzero(self.loose[side][:-1] & ~stream.has_children)
             if not len(calls):
                 continue
-            family = self._with_family(side, self.readers[side] | self.settled[side])
+            family = self._with_family(side, self.readers[side] | self.settled[side].keys())
             chosen = np.zeros(len(stream), bool)
             chosen[[call for call in calls.tolist() if call not in family]] = True
             rounds = stream.names.table(roundoff)[stream.dtype] > 0
@@ -376,7 +381,7 @@ class Regions:
                 if is_listed or (stream.imported and not _passes_on(stream, call)):
                     yield side, call
 
-    def _with_family(self, side: int, calls: set[int]) -> set[int]:
+    def _with_family(self, side: int, calls: Iterable[int]) -> set[int]:
         """Add the loose calls inside and around calls. An operator and the function that is no more than it write one result, and
         only one of the two is named as its producer."""
         stream, loose, found = self.tree.streams[side], self.loose[side], set(calls)
@@ -408,12 +413,6 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
         else:
             found += [inner for inner in stream.inside(call).tolist() if wanted(inner)]
     return found
-
-
-def _makes_zeros(stream: Stream, call: int) -> bool:
-    """Tell whether all results of a call are zero: what is written there later shows by itself."""
-    made = stream.slots_of(call, is_output)
-    return len(made) > 0 and bool((stream.l2[made] == 0).all())
 
 
 def _passes_on(stream: Stream, call: int) -> bool:
@@ -484,7 +483,7 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
     """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
-    limits = granted(region, criterion, parts)
+    limits = granted(region, [exit_[1:] for exit_ in region.exits], criterion, parts)
     errors = np.array([error.relative for _, error, _ in region.exits])
     at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
     (exit_judged, error, starts), (own, expected) = region.exits[at], limits[at]
@@ -502,7 +501,7 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
     limit = math.nan
     if worst == 0 and region.known:
         unit = max(region.unit, roundoff(tree.streams[0].dtype_of(error.baseline)))
-        limit = few.of_slot(tree.verdicts.errors, error, own, unit, criterion)
+        limit = few_elements_of(tree.verdicts.errors, error, own, unit, criterion)
     if not math.isnan(limit):
         judged.own = judged.expected = min(limit, expected)
         judged.decided = FEW if limit < expected else 0
@@ -538,7 +537,9 @@ def is_part_of(region: Region, other: Region) -> bool:
     return region.calls != other.calls
 
 
-def granted(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> list[tuple[float, float]]:
+def granted(
+    region: Region, exits: Iterable[tuple[Distance, list[Call]]], criterion: Criterion, parts: tuple[Parts, Parts]
+) -> list[tuple[float, float]]:
     """Return, by exit, the relative error that rounding makes in a run up to it, and with what the worst of its sources explains.
     What its parts grant, carried through the run, and no more than the row for what has no name."""
     row, count, found = criterion.rows[-1], max(map(len, region.calls)), []
@@ -549,7 +550,7 @@ def granted(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) ->
     for side, its in zip(parts, calls, strict=True) if not flat else ():
         side.of(None, its)
         rows += side.rows(its)
-    for _, error, starts in region.exits:
+    for error, starts in exits:
         worst, unit = region.worst_of(starts), max(coarsest, roundoff(region.tree.streams[0].dtype_of(error.baseline)))
         own, most = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
         if rows:

@@ -27,14 +27,14 @@ from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Tree
-from trueup.comparison.verdict.micro_batches import gradients_agree
+from trueup.comparison.verdict.optimizer_updates import gradients_agree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, with_inside
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import is_input, is_output, is_returned
+from trueup.foundation.facts.slots import STEP, is_input, is_output, is_returned
 
 LOST: Call = (NONE, NONE)
 """Where a difference goes that does not come together again."""
@@ -62,7 +62,7 @@ class Reconvergence:
         """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
         if self.never:
             return False
-        exits = zip(region.exits, granted(region, self.criterion, parts), strict=True)
+        exits = zip(region.exits, granted(region, [exit_[1:] for exit_ in region.exits], self.criterion, parts), strict=True)
         wrong = {(error.baseline, error.candidate): error.relative for (_, error, _), its in exits if not error.relative <= its[1]}
         return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.agreed, wrong)
 
@@ -176,13 +176,22 @@ class Reconvergence:
         calls = [node] if pair == NONE else [(side, int(self.tree.verdicts.errors.calls[side][pair])) for side in (0, 1)]
         for side, call in calls:
             stream = self.tree.streams[side]
-            if stream.names.names[stream.phase[call]] in LASTING:
+            if self.lasts(side, call):
                 return [(math.inf, LOST)]
             for k, its, lost in self.results(side, call, set()):
                 wide = self._width(side, pair, k)
                 found += [(wide, LOST)] if lost else [self._way(side, int(stream.call[reader]), reader, wide) for reader in its]
             found += [self._way(side, other, None, math.inf) for other in self.backwards[side](call)]
         return found
+
+    def lasts(self, side: int, call: int) -> bool:
+        """Tell whether what a call makes is read by a later step or another rank, and does not agree with what is read there."""
+        stream = self.tree.streams[side]
+        op, phase = (stream.names.names[int(of[call])] for of in (stream.op, stream.phase))
+        if phase not in LASTING or call in self.regions.settled[side]:
+            return False
+        alone = self.tree.pairs[side][call] == NONE
+        return call in self.regions.ends[side] or phase != LASTING[0] or op == STEP or (has(op, "in-place") and not alone)
 
     def _way(self, side: int, call: int, k: int | None, wide: float) -> tuple[float, Call]:
         pair = int(self.tree.pairs[side][call])
@@ -236,6 +245,7 @@ class _Walk:
         self.calls: tuple[set[int], set[int]] = set(), set()
         self._new: tuple[set[int], set[int]] = set(), set()  # calls whose part in what is granted was not asked for yet
         self.ends: dict[int, None] = {}  # entries of the errors by which what the sets compute leaves them
+        self.settled = False  # whether what lasts agrees by what it is
         self._pending: list[Call] = []
         self._later: list[tuple[int, int, int]] = []  # pairs that read something: candidate's call, side, entry of the errors
         self._met: set[int] = set()
@@ -264,7 +274,7 @@ class _Walk:
             if not self._forward(side, call):
                 return False
             self._back(side, call)
-        return bool(self.ends) and self._agree()
+        return (bool(self.ends) or self.settled) and self._agree()
 
     def _absorb(self, side: int, call: int) -> None:
         """Add a call, and the one that it is matched with."""
@@ -283,9 +293,10 @@ class _Walk:
 
     def _forward(self, side: int, call: int) -> bool:
         """Go on to who reads the results that differ; return whether all are read by a call that can be looked at."""
-        stream, pair = self.tree.streams[side], int(self.tree.pairs[side][call])
-        if stream.names.names[stream.phase[call]] in LASTING:
+        pair = int(self.tree.pairs[side][call])
+        if self.of.lasts(side, call):
             return False
+        self.settled |= call in self.of.regions.settled[side]
         agree = {int(self.errors.slots[side][n]) for n in self.ends} if pair != NONE else set()
         for _, its, lost in self.of.results(side, call, agree):
             if lost or not all(self._read(side, reader) for reader in its):

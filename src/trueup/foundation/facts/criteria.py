@@ -26,7 +26,7 @@ from trueup.foundation.model import Phase, TrueupError
 
 Own = Literal["exact", "elementwise", "additive", "accumulate", "reduction", "average", "bilinear", "composite"]
 Carry = Literal[
-    "linear", "accumulate", "sum", "bilinear", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign",
+    "linear", "accumulate", "sum", "bilinear", "product", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign",
 ]  # fmt: skip
 
 OWN: tuple[str, ...] = get_args(Own)

@@ -78,6 +78,7 @@ class Why(Enum):
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
     READS = auto()  # call, who made what it reads in the baseline, in the candidate
+    READS_OTHER = auto()  # its key, that of the call that made what it reads on both sides, as which result there, and here
     SOME_MOVED = auto()  # weights that were updated differently, of how many
     ALL_MOVED = auto()  # how many weights
     MOVED_TIMES = auto()  # how many weights, how many times as far

@@ -86,6 +86,7 @@ WORDS = {
     Why.RUNS_INSTEAD: "the candidate runs {1:few} where the baseline runs {0:few}",
     Why.TIMES_RUN: "{0} ({1} {1:time|times})",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
+    Why.READS_OTHER: "{0:place} reads {2} of {1:place} in the baseline, {3} of it in the candidate",
     Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
     "done to them differ",

@@ -28,8 +28,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.comparison.verdict.budget import Explanation
-from trueup.comparison.verdict.operands import Calls, Tensors
+from trueup.comparison.verdict.budget import Calls, Explanation, Tensors
 from trueup.foundation.facts import operators
 from trueup.foundation.facts.criteria import Criterion, load
 from trueup.foundation.facts.operators import has
