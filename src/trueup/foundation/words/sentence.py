@@ -364,6 +364,7 @@ OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 
 
 FINER = "capture both runs with --detail tensor, where every error is measured and not estimated"
+COARSER = "compare at a coarser level, --level api or --level module, where the runs may line up"
 EXACT = "judge the calls of each run against float64: trueup replay BASE and trueup replay CAND"
 """What to do where an estimate does not decide, and where there is none."""
 
@@ -389,9 +390,13 @@ def _inconclusive(
         asked = isinstance(first, Reason) and first.involves(Why.UNRECORDED)
         ties = any(isinstance(note, Reason) and note.involves(Why.TIES) for note in notes)
         step = UNTIED if ties else f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
+        if isinstance(first, Reason) and any(map(first.involves, (Why.SHAPES, Why.ONE_SIDED))):
+            step = "look at that call in both runs: more detail says no more of tensors that only one of them has"
     elif missing:
         because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
-        step = "compare at a coarser level, --level api or --level module, where the runs may line up"
+        levels = {finding.level for finding in unmatched}
+        step = "see what these calls compute in that run alone, or compare by modules alone: --level module"
+        step = step.partition(", or")[0] if "module" in levels else COARSER if levels <= {"aten"} else step
     else:
         noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
         step = (what_and_next(first)[1] if isinstance(first, Reason) else "") or (EXACT if otherwise.exact else FINER)
