@@ -278,8 +278,8 @@ class Lasting:
 
 def _by_kind(stream: Stream, ends: dict[int, list[int]]) -> dict[Kind, Numbers]:
     found: defaultdict[Kind, list[int]] = defaultdict(list)
-    leaves = (slots for call, slots in ends.items() if not stream.has_children[call])
-    for k in sorted(k for slots in leaves for k in slots if stream.measured[k]):
+    around = set(stream.parents[list(ends)].tolist())  # they return what the calls inside them do
+    for k in sorted(k for call, slots in ends.items() for k in slots if stream.measured[k] and call not in around):
         found[_kind(stream, k)].append(k)
     return {key: np.array(slots, np.int64) for key, slots in found.items()}
 
