@@ -54,7 +54,7 @@ def test_of_megatron(tmp_path: Path) -> None:
     norm.weight.sequence_parallel = True  # norm.bias says nothing
     manifest = _captured(tmp_path / "run", model)
     assert modules_of(manifest)["0"]["weight.lies"] == "tensor_model_parallel partition_dim=0 partition_stride=3"
-    rows = Way("sharded", 0, "interleaved", 3)
+    rows = Way("sharded", 0, "interleaved", parts=(1, 1, 1))
     assert stated_in(manifest) == {
         "0.weight": rows, "0.bias": rows, "1.weight": REPLICATED, "2.weight": Way("sharded", 1), "2.bias": REPLICATED,
     }  # fmt: skip

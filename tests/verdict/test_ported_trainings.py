@@ -78,6 +78,41 @@ def test_an_average_of_the_weights_in_any_form(
     assert (result.verdict, result.culprit.phase, result.culprit.step) == ("deviates", "optimizer", 0), result.sentence
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_average_that_is_computed_and_dropped(steps: int, tmp_path: Path) -> None:
+    """`average = ...` in a loop names another tensor, and changes none: nobody reads what it makes, there or in the next step."""
+
+    def train(dropped: bool) -> None:
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+        target, optimizer = copy.deepcopy(model).requires_grad_(False), torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(steps):
+            x = torch.randn(16, 8)
+            optimizer.zero_grad()
+            (model(x) - target(x)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for average, weight in zip(target.parameters(), model.parameters(), strict=True):
+                    made = average * DECAY + weight * (1 - DECAY)
+                    if not dropped:
+                        average.copy_(made)
+
+    assert pair(tmp_path, train).verdict != "aligned"
+
+
+def test_another_figure_that_is_logged_is_no_counterpart(tmp_path: Path) -> None:
+    def train(other: bool) -> None:
+        model = nn.Linear(8, 16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.weight.abs().mean() if other else model.weight.std()
+
+    assert pair(tmp_path, train).verdict != "deviates"
+
+
 def pair(folder: Path, train: Callable[[bool], None], level: list[str] | None = None) -> trueup.Result:
     for other in (False, True):
         torch.manual_seed(0)

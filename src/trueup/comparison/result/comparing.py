@@ -34,7 +34,7 @@ from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
-from trueup.foundation.settings import Setting, differing, modules_of
+from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.layout_sentence import TWO_LAYOUTS
 from trueup.foundation.words.reasons import in_words, joined
@@ -148,7 +148,8 @@ class Assembly:
         found = self.comparison
         first, second = self._manifests(culprits)
         counted = passes_counts((found.overviews[0].passes, found.overviews[1].passes))
-        passes = passes_text(counted)
+        optimizers = {len(list_of(held_by(manifest), "optimizers")) for manifest in (first, second)}
+        passes = passes_text(counted) if optimizers in ({0}, {1}) else ""  # of several, a step ends where any begins anew
         last = max(found.steps, default=None)
         scaled = "; ".join(map(in_words, self.alone.scaled))
         made = self.alone.loss

@@ -209,10 +209,10 @@ class Lasting:
         """Make a region of each run of calls whose results are unlike any of the other side, but nearest to one that is nearest to
         them: too near for chance."""
         ends, settled, held = self.regions.ends, self.regions.settled, dict[Call, Region]()
-        left = [[k for call in its.keys() - done.keys() for k in its[call]] for its, done in zip(ends, settled, strict=True)]
+        left = [{k for call in its.keys() - done.keys() for k in its[call]} for its, done in zip(ends, settled, strict=True)]
         for k in sorted(left[0]):
             best = self._nearest(0, k)
-            if best not in left[1] or self._nearest(1, best) != k:
+            if best not in left[1] or self._nearest(1, best) != k or self.streams[0].numel[k] == 1:  # a number is near another
                 continue
             found, error = self._between((0, k), best)
             calls = [(side, int(stream.call[its])) for side, (stream, its) in enumerate(zip(self.streams, (k, best), strict=True))]
@@ -227,15 +227,17 @@ class Lasting:
             self.regions.add(region)
 
     def _moved(self, side: int, call: int) -> float | None:
-        """Return the error of what a call only moves here and no call moves on the other side, where it lasts as it was made."""
+        """Return the error of what a call only moves here and no call moves on the other side, where it lasts as it was made. That
+        it does the steps before have shown: of the first one a result may have been dropped there."""
         stream, other, tree = self.streams[side], self.streams[1 - side], self.regions.tree
         made, given = (stream.slots_of(call, kind) for kind in (is_output, is_input))
         given = given[stream.is_identified[given] & np.isin(stream.identity[given], stream.identity[made])]
-        for pair in tree.pairs[side][stream.producers[given]].tolist() if len(made) == 1 else ():
+        pairs = tree.pairs[side][stream.producers[given]]
+        for pair in pairs[pairs != NONE].tolist() if len(made) == 1 and self.regions.origins.step is not None else ():
             its = int(tree.verdicts.errors.calls[1 - side][pair])
             op = other.names.names[int(other.op[its])]
             read = any(self.regions.flow[1 - side].of(k) for k in other.slots_of(its, is_output).tolist())
-            if pair != NONE and not (read or op == STEP or has(op, "in-place")):
+            if not (read or op == STEP or has(op, "in-place")):
                 return float(tree.verdicts.error_out[pair])
         return None
 
