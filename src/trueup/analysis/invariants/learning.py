@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueup.analysis.invariants.conditions import EACH, SUPPORT, Example, condition, features_of
-from trueup.analysis.invariants.relations import Invariants, Relation, examples, expectable, first_other
+from trueup.analysis.invariants.relations import OF_RANKS, Invariants, Relation, examples, expectable, first_other
 from trueup.analysis.invariants.steps import FEWEST, PARAMETERS, Key, Ranks, read_steps
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture, open_capture
@@ -81,7 +81,7 @@ def _learned(query: str, key: Key | None, held: Sequence[Example], common: Seque
         groups.setdefault(expectable(query, key, example.outcome), []).append(example)
     if len(groups) == 1:
         (expected,) = groups
-        enough = len(held) >= EACH or query in ("equal", "alike")
+        enough = len(held) >= EACH or query in OF_RANKS
         return [Relation(query, key, expected)] if expected is not None and enough else []
     found = []
     for expected, some in groups.items():

@@ -33,6 +33,7 @@ from trueup.foundation.words.wording import shorten
 SCHEMA, VERSION = "trueup-invariants", 2
 LARGEST = 1 << 26  # bytes of a file of invariants
 CHANGED, KEPT = "changes", "stays"
+OF_RANKS = ("equal", "alike")  # queries of a tensor beside that of another rank: of either nothing but "it is" is expected
 QUERIES = ("bytes", "equal", "same", "arguments", "types", "shapes", "alike", "calls")
 
 
@@ -183,7 +184,7 @@ def expectable(query: str, key: Key | None, outcome: Any) -> Any:
         return KEPT if outcome == KEPT else None
     if query == "same":
         return outcome[0] if outcome else None
-    return (outcome or None) if query in ("equal", "alike") else outcome
+    return (outcome or None) if query in OF_RANKS else outcome
 
 
 # ---------------------------------------------------------------- words
@@ -290,7 +291,7 @@ def _relation(query: str, key: Sequence[Any] | None, expected: Any, when: Sequen
         expected = tuple((str(a), str(b), str(c)) for a, b, c in expected)
     elif query == "same":
         expected = _key(expected)
-    elif query in ("equal", "alike"):
+    elif query in OF_RANKS:
         expected = bool(expected)
     else:
         expected = str(expected)

@@ -22,7 +22,7 @@ the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -121,14 +121,7 @@ def compare_series(
     if joins:
         unsure = any(len(reader.ranks) < world for reader, world in zip(readers, over, strict=True))
         notes += _said_of_joining(readers, over)
-    for repeat in again:
-        if joins or _world(repeat) != over[0] or not all(np.isin(held, repeat.steps(rank)).all() for rank, held in steps.items()):
-            raise TrueupError(
-                f"A repeat cannot tell the noise of the baseline.\n  where:    {repeat.capture.path}\n"
-                "  expected: the baseline's ranks and steps, and a candidate on as many ranks\n"
-                f"  got:      {counted(_world(repeat), 'rank')}, {counted(len(repeat.steps(0)) if repeat.ranks else 0, 'step')}\n"
-                "  next:     monitor the baseline again for as long, or leave --repeat out"
-            )
+    _require_repeats(again, None if joins else over[0], steps)
     if again:
         notes.append(f"{counted(len(again), 'repeat')} of the baseline: differences of that size count as noise")
     every = np.unique(np.concatenate(list(steps.values())))
@@ -150,23 +143,40 @@ def compare_series(
     order = {name: place for rank in ranks for place, name in enumerate(sides[0].names(rank))}
     found.sort(key=lambda one: (one.beyond or 0, *_stage(one, order[one.series]), one.rank))
     span = int(every[0]), int(every[-1]), len(every)
+    notes += _hidden(drawn, apart if differing else [], len(ranks), short)
+    unsure = unsure or bool(lacking or short) or any(side.capture.lost for side in sides)
+    verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
+    return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+
+
+def _require_repeats(repeats: Sequence[SeriesReader], world: int | None, steps: Mapping[int, NDArray[np.int64]]) -> None:
+    """Raise TrueupError for a repeat without the baseline's ranks, ``world``, and steps; of None none tells the noise."""
+    for repeat in repeats:
+        if _world(repeat) != world or not all(np.isin(held, repeat.steps(rank)).all() for rank, held in steps.items()):
+            raise TrueupError(
+                f"A repeat cannot tell the noise of the baseline.\n  where:    {repeat.capture.path}\n"
+                "  expected: the baseline's ranks and steps, and a candidate on as many ranks\n"
+                f"  got:      {counted(_world(repeat), 'rank')}, {counted(len(repeat.steps(0)) if repeat.ranks else 0, 'step')}\n"
+                "  next:     monitor the baseline again for as long, or leave --repeat out"
+            )
+
+
+def _hidden(drawn: Mapping[str, object], apart: list[int], ranks: int, short: Sequence[str]) -> Iterator[str]:
+    """Say what hides small faults: layers ``drawn`` otherwise, ranks ``apart`` with other batches, series with few steps."""
     if drawn:
-        notes.append(
+        yield (
             f"the runs began with other weights (those of {next(iter(drawn))}, for one): what differs from the start is no "
             "evidence then, only what changes later; begin both from one checkpoint to see more"
         )
-    if apart and differing:
-        of = "" if len(ranks) == len(apart) else f" of ranks {in_runs(apart, ', ')}"
-        notes.append(
+    if apart:
+        of = "" if ranks == len(apart) else f" of ranks {in_runs(apart, ', ')}"
+        yield (
             f"the losses{of} do not rise and fall together: the runs saw other batches, so small faults hide in the noise of both; "
             "the same seed and data order on both sides show more"
         )
     if short:
         some = ", ".join(dict.fromkeys(short[:3]))
-        notes.append(f"{counted(len(short), 'differing series', 'differing series')} have under {FEWEST} steps, too few: {some}")
-    unsure = unsure or bool(lacking or short) or any(side.capture.lost for side in sides)
-    verdict: VerdictWord = "deviates" if found else "inconclusive" if unsure else "aligned"
-    return Compared(verdict, _sentence(verdict, found, differing, count, span), tuple(found), differing, count, span, tuple(notes))
+        yield f"{counted(len(short), 'differing series', 'differing series')} have under {FEWEST} steps, too few: {some}"
 
 
 def _stage(one: Left, place: int) -> tuple[int, float, float]:

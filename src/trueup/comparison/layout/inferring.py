@@ -113,24 +113,19 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     """Return how a slot lies along one axis; ``groups`` are ranks that differ along it alone, ``held`` what each of them, or the
     first of those already put together, holds. None: it is not known, and ``told.apart`` says so."""
     varies = any(not held[rank].same(held[group[0]]) for group in groups for rank in group[1:])
-    if axis in told.sequence and (declared := told.declared(slot.key, slot.name, axis)) is None:
-        return _of_sequence(axis, groups, slot, held, told, varies=varies)
     declared = told.declared(slot.key, slot.name, axis)
-    if declared is None and slot.key[0] == "optimizer":
-        declared = told.said.get(weight_of(slot.key, slot.name, told.updated), {}).get(axis)
-        declared = declared if declared is not None and len(held[groups[0][0]].shape) > declared.dim else None
-    if declared is not None:
-        if slot.name.startswith("param."):  # what reads and updates the weight finds it so
-            told.said.setdefault(weight_of(slot.key, slot.name, told.updated), {})[axis] = declared
-            told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = declared
+    if declared is None and axis in told.sequence:
+        return _of_sequence(axis, groups, slot, held, told, varies=varies)
+    weight, placed = weight_of(slot.key, slot.name, told.updated), tuple(one.digest for one in slot.pieces.values())
+    if (declared := _declared(declared, axis, slot, len(held[groups[0][0]].shape), told)) is not None:
         return declared
     whole = told.other.get((slot.key, slot.name))
-    if axis == told.model and slot.fixed and (stated := stated_of(weight_of(slot.key, slot.name, told.updated), told.stated,
-                                                                  len(held[groups[0][0]].shape))) is not None:  # fmt: skip
+    stated = stated_of(weight, told.stated, len(held[groups[0][0]].shape)) if axis == told.model and slot.fixed else None
+    if stated is not None:
         if stated.kind == "replicated":
             return _odd(axis, groups, slot, held, told) if varies else REPLICATED
         if len(held[groups[0][0]].shape) > stated.dim:
-            told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = stated
+            told.placed.setdefault(placed, {})[axis] = stated
             return stated
     piece, size = held[groups[0][0]], len(groups[0])
     if whole is not None and axis not in told.data and not slot.fixed:
@@ -145,12 +140,12 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         if _counts(piece) and whole is not None and _counts(whole):
             told.apart.append(Apart("places", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), 0.0))
         return Way("sharded", longer)
-    if (known := told.placed.get(tuple(one.digest for one in slot.pieces.values()))) is not None and axis in known:
+    if (known := told.placed.get(placed)) is not None and axis in known:
         way = known[axis]
         return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
     if slot.fixed and whole is not None and (longer := _longer(piece, whole, size, False)) is not None:
         way = _packed([held[rank] for rank in groups[0]], Way("sharded", longer), whole)
-        told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = way
+        told.placed.setdefault(placed, {})[axis] = way
         return way
     if slot.key[0] == "optimizer" and slot.name in told.flat:
         return Way("sharded", 0)
@@ -173,6 +168,19 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if whole is not None and whole.shape == piece.shape and len(groups) == 1:
         return _by_numbers(axis, groups, slot, held, whole, told)
     return _unknown(axis, groups, slot, held, told)
+
+
+def _declared(way: Way | None, axis: str, slot: Slot, dims: int, told: Told) -> Way | None:
+    """Return how a slot of so many ``dims`` was declared to lie: by itself (``way``), or of what an optimizer reads and updates by
+    its weight. What reads and updates a weight, and holds its bytes, finds it so."""
+    weight = weight_of(slot.key, slot.name, told.updated)
+    if way is None and slot.key[0] == "optimizer":
+        way = told.said.get(weight, {}).get(axis)
+        way = way if way is not None and dims > way.dim else None
+    if way is not None and slot.name.startswith("param."):
+        told.said.setdefault(weight, {})[axis] = way
+        told.placed.setdefault(tuple(one.digest for one in slot.pieces.values()), {})[axis] = way
+    return way
 
 
 def _of_sequence(

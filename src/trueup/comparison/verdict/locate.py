@@ -214,12 +214,10 @@ def _unmatched(
         suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides, added=added(region)))
     uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
     part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
-    for known, calls, settled, stream in zip(origins.loose, loose, regions.settled, tree.streams, strict=True):
-        known.update(stream.seq[sorted(set(calls) - settled.keys())].tolist())
-    agreed = sorted(regions.settled[1].items())  # of these a later step may read
-    origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
-    for side, row in regions.lasting():
-        origins.pending[side][row.seq] = row
+    left = [sorted(set(calls) - settled.keys()) for calls, settled in zip(loose, regions.settled, strict=True)]
+    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
+    if agreed := sorted(regions.settled[1].items()):  # of these a later step may read
+        origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
     return suspects
 
 

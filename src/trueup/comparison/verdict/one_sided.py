@@ -195,6 +195,7 @@ class Lasting:
     def __init__(self, regions: Regions, criterion: Criterion, parts: tuple[Parts, Parts]) -> None:
         self.regions, self.streams, self.criterion, self.parts = regions, regions.tree.streams, criterion, parts
         self.made = [_by_kind(stream, ends) for stream, ends in zip(self.streams, regions.ends, strict=True)]
+        self.nearest = cache(self._nearest)
         self.walked = cache(lambda side, call: regions.walk([(side, call)], covered=not regions.loose[side][call]))
 
     def settle(self) -> None:
@@ -211,8 +212,8 @@ class Lasting:
         ends, settled, held = self.regions.ends, self.regions.settled, dict[Call, Region]()
         left = [{k for call in its.keys() - done.keys() for k in its[call]} for its, done in zip(ends, settled, strict=True)]
         for k in sorted(left[0]):
-            best = self._nearest(0, k)
-            if best not in left[1] or self._nearest(1, best) != k or self.streams[0].numel[k] == 1:  # a number is near another
+            best = self.nearest(0, k)
+            if best not in left[1] or self.nearest(1, best) != k or self.streams[0].numel[k] == 1:  # a number is near another
                 continue
             found, error = self._between((0, k), best)
             calls = [(side, int(stream.call[its])) for side, (stream, its) in enumerate(zip(self.streams, (k, best), strict=True))]
@@ -255,7 +256,7 @@ class Lasting:
         mine, other = self.streams[side], self.streams[1 - side]
         if mine.l2[k] == 0:  # of zeros nothing comes
             return 0.0
-        if (best := self._nearest(side, k)) == NONE:
+        if (best := self.nearest(side, k)) == NONE:
             return None
         found, error = self._between((side, k), best)
         ends = [(side, int(mine.call[k])), (1 - side, int(other.call[best]))]

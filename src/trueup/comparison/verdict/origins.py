@@ -49,7 +49,7 @@ class Origins:
     wrong: bool = False  # whether a call was certainly wrong, so that others are asked whether they are wrong by themselves
     parted: bool = False  # whether one side lacked a gradient that the other made
     drew: Reason | None = None  # call of an earlier step that drew random numbers in one run alone
-    accumulated: float = 0.0  # largest relative error of gradients in steps compared by what accumulates (`micro_batches.passes`)
+    accumulated: float = 0.0  # largest relative error of gradients in steps compared by what accumulates (`passes`)
     shifts: Shifts = field(default_factory=dict)  # by what results were larger beside their inputs, at calls with errors
     weights: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
     updated: optimizer_updates.Updated | None = None  # of the weights of the step that `follow` went through last
@@ -183,6 +183,13 @@ class Origins:
             if pending:
                 for producer in distinct(stream.producer).tolist():
                     pending.pop(producer, None)
+
+    def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
+        """Remember a step's unmatched calls: those whose results last, and by side the seqs of all."""
+        for side, row in lasting:
+            self.pending[side][row.seq] = row
+        for known, seqs in zip(self.loose, loose, strict=True):
+            known.update(seqs)
 
 
 def _shows(tree: Tree, entry: int) -> bool:
