@@ -81,7 +81,7 @@ def test_a_line_of_ones_own(tmp_path: Path) -> None:
         read(log, [r"n=(?P<step>\d+)"])
     with pytest.raises(UsageError, match="no regular expression"):
         read(log, ["(?P<loss>"])
-    with pytest.raises(TrueupError, match=r"No line of the log is known.\n  where: .*, 3 lines"):
+    with pytest.raises(TrueupError, match=r"No line of the log is known.\n  where: .*\n.*\n  got:      3 lines, such as: n=5"):
         read(log)
 
 
@@ -142,6 +142,24 @@ def test_events_of_tensorboard(tmp_path: Path) -> None:
     file.write_bytes(b"no record at all")
     with pytest.raises(TrueupError, match="got:      none; a file is damaged or cut off"):
         read(file)
+
+
+def test_a_number_a_row(tmp_path: Path) -> None:
+    rows = "metricKey,runId,runName,step,timestamp,value\nloss,ab,owl,1,17,2.5\nloss,ab,owl,2,18,2.25\n"
+    assert pairs(written(tmp_path / "chart.csv", rows)) == [(1, 2.5), (2, 2.25)]
+    answer = [{"key": "loss", "value": 3 - step, "timestamp": 17, "step": step} for step in (1, 2)]
+    assert pairs(written(tmp_path / "history.json", json.dumps({"metrics": answer}))) == [(1, 2.0), (2, 1.0)]
+
+
+def test_the_only_number_is_meant(tmp_path: Path) -> None:
+    (run,) = read(written(tmp_path / "board.csv", "Wall time,Step,Value\n1.7,1,2.5\n1.8,2,2.25\n"))
+    assert chosen(run, None)[0] == "Value"
+
+
+def test_a_bar_drawn_with_backspaces(tmp_path: Path) -> None:
+    bar = "  1/9 [>...] - ETA: 3s - loss: 3.0"
+    log = written(tmp_path / "a.log", f"Epoch 1/2\n{bar}{chr(8) * len(bar)}9/9 [===] - 3s 3ms/step - loss: 2.5\n")
+    assert pairs(log) == [(1, 2.5)]
 
 
 def test_the_seed_is_read_from_the_name(tmp_path: Path) -> None:

@@ -113,6 +113,18 @@ def test_other_names_lengths_and_steps() -> None:
     assert judge(BASE, [made(seed, own=9) for seed in range(5)], window=(100, 200)).windows[-1].last == 200
 
 
+def test_lines_without_steps_take_the_others_in_order() -> None:
+    values = losses(1, 40).tolist()
+    stepped = Run("state", {"loss": Series.of((10 * n, value) for n, value in enumerate(values, 1))})
+    counts = Run("log", {"loss": Series.of(enumerate(values, 1))}, counted={"loss": [n / 10 for n in range(1, 41)]})
+    found = judge([stepped], [counts])
+    assert (found.word, found.steps.tolist()) == ("equivalent", list(range(10, 410, 10)))
+    assert "log: its lines have no step, and take the steps of the other runs in their order" in found.notes
+    oftener = Run("oftener", {"loss": Series.of(enumerate(values, 1))}, counted={"loss": [n / 20 for n in range(1, 41)]})
+    with pytest.raises(TrueupError, match=r"not of the same steps.\n.*\n.*\n  got:      0.1 and 0.05 in line 1"):
+        judge([counts], [oftener])
+
+
 def test_a_negative_curve_is_compared_as_it_is() -> None:
     base = [of((-losses(seed)).tolist(), f"seed{seed}") for seed in range(5)]
     cand = [of((-losses(seed, own=9)).tolist(), f"seed{seed}") for seed in range(5)]

@@ -6,6 +6,7 @@ what is no matter of chance: curves that are the same number at each step, and a
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ WINDOWS = ((0.0, 0.2), (0.2, 0.9), (0.9, 1.0))  # shares of the steps; a verdict
 LATER = 0.02  # share of the steps below which it is not worth a line that one side is later
 NEAR = 0.02  # how near numbers are that lie beside each other by their order alone
 COUNTED = 5  # steps that both sides have, before it is said that they count from different numbers
+EPOCHS = 0.02  # by how much epochs of the same step may differ: logs round them to two digits
 TINY = 1e-6  # a distance of which it does not matter on which side it is
 EARLY = 20  # steps that a guide calls several
 HEADS: dict[Word, str] = {
@@ -157,6 +159,7 @@ def judge(
     told = [(run.name, note) for run in (*baseline, *candidate) for note in run.notes]
     told += _written_again([*baseline, *candidate], [one for _, one in (*sides[0], *sides[1])])
     notes = _joined(told)
+    sides = _in_order((baseline, candidate), sides, notes)
     names = _names(sides, notes)
     off = _counted_from(*([one for _, one in side] for side in sides))
     steps = _common(sides, notes, off)
@@ -213,6 +216,32 @@ def _joined(told: Sequence[tuple[str, str]]) -> list[str]:
         alike.setdefault(re.sub(r"\d[\d.,]*", "#", note), []).append((name, note))
     others = [f" and {counted(len(held) - 1, 'more run')}" if len(held) > 1 else "" for held in alike.values()]
     return [f"{held[0][0]}{more}: {held[0][1]}" for held, more in zip(alike.values(), others, strict=True)]
+
+
+def _in_order(
+    runs: Sequence[Sequence[Run]], sides: list[list[tuple[str, Series]]], notes: list[str]
+) -> list[list[tuple[str, Series]]]:  # fmt: skip
+    """Give numbers whose lines have no step the steps of the other runs, in their order. Raises TrueupError if the n-th lines say
+    another epoch: they are not of the same step."""
+    every = [list(zip(side, held, strict=True)) for side, held in zip(runs, sides, strict=True)]
+    flat = [*every[0], *every[1]]
+    epochs = [(run.name, np.asarray(run.counted[name], np.float64)) for run, (name, _) in flat if name in run.counted]
+    for (one, before), (other, after) in itertools.pairwise(epochs):
+        count = min(len(before), len(after))
+        off = np.flatnonzero(np.abs(before[:count] - after[:count]) > EPOCHS + EPOCHS * np.abs(before[:count]))
+        if off.size:
+            at = int(off[0])
+            raise TrueupError(
+                f"The lines of the logs have no step, and are not of the same steps.\n  where:    {one}, {other}\n"
+                f"  expected: the same epoch in the same line\n  got:      {before[at]:g} and {after[at]:g} in line {at + 1:,}\n"
+                "  next:     log as often on both sides, or compare files that have steps, such as trainer_state.json"
+            )
+    stepped = next((held for run, (name, held) in flat if name not in run.counted), None)
+    if stepped is None or not epochs:
+        return sides
+    notes.append(f"{epochs[0][0]}: its lines have no step, and take the steps of the other runs in their order")
+    steps = stepped.steps
+    return [[(name, held.at(steps) if name in run.counted else held) for run, (name, held) in side] for side in every]
 
 
 def _names(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str]) -> tuple[str, str]:

@@ -23,6 +23,7 @@ LOSSES = (
     "train_crossentropyloss", "training_loss_epoch", "xent",
 )  # fmt: skip
 """Names of a training's loss, as `plain` writes them, the likeliest first."""
+TIMES = ("wall_time", "time", "timestamp", "relative_time", "epoch")  # that stand beside the one number of a table
 SEED = re.compile(r"(?:^|[^a-zA-Z])(?:seed|sd)[-_=]?(\d{1,10})(?![\d.]*\d)|(?:^|[-_/.])s(\d{1,6})(?=[-_/.]|$)", re.IGNORECASE)
 MOST_SERIES = 2000  # of layers that a monitor's run gives
 NAMED = 12  # series that a message lists
@@ -44,6 +45,10 @@ class Series:
         steps = np.array(sorted(held), np.int64)
         return cls(steps, np.array([held[int(step)] for step in steps], np.float64), len(listed) - len(held))
 
+    def at(self, steps: NDArray[np.int64]) -> Series:
+        """Return the numbers at other steps, in their order, as many as both have."""
+        return Series(steps[: len(self.steps)], self.values[: len(steps)], self.again)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -53,6 +58,7 @@ class Run:
     series: Mapping[str, Series]
     notes: Sequence[str] = ()  # what could not be read
     seeds: Mapping[str, int] = field(default_factory=dict)  # as recorded
+    counted: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of series without steps, whose lines are counted: epochs
 
     @cached_property
     def seed(self) -> int | None:
@@ -69,12 +75,14 @@ def plain(name: str) -> str:
 
 
 def chosen(run: Run, wanted: str | None) -> tuple[str, Series]:
-    """Return the series that is meant: by name or glob, else the loss. Raises TrueupError if there is none, or several match."""
+    """Return the series that is meant: by name or glob, else the loss, else the only one. Raises TrueupError if none is, or several
+    are."""
     if wanted is None:
         by_plain = {plain(name): name for name in reversed(list(run.series))}
         name = next((by_plain[known] for known in LOSSES if known in by_plain), None)
         losses = [name for name in run.series if "loss" in plain(name).split("_")]
-        name = name or (losses[0] if len(losses) == 1 else None)
+        others = [name for name in run.series if plain(name) not in TIMES]
+        name = name or (losses[0] if len(losses) == 1 else others[0] if len(others) == 1 else None)
         if name is not None:
             return name, run.series[name]
         raise _no_series(run, "a loss, by one of its usual names", "name the series: --series NAME")

@@ -35,7 +35,8 @@ STEPS = (
     "current_steps", "num_updates", "batch", "epoch",
 )  # fmt: skip
 """Names of a step, as `plain` writes them, the likeliest first."""
-NAMED = ("name", "run", "run_name", "run_id")
+LONG = {"step": ("step",), "value": ("value",), "key": ("key", "metric", "metrickey"), "run": ("name", "run", "runname", "runid")}
+"""Names in a row of one number, as `plain` writes them without ``_``."""
 EVENTS = "events.out.tfevents"
 
 
@@ -66,11 +67,11 @@ def _file(file: Path, own: Sequence[lines.Row]) -> list[Run]:
     if not own and suffix in (".jsonl", ".ndjson"):
         return [_rows(_json_lines(file), file)]
     if not own and suffix == ".json":
-        return [_json(file)]
+        return _json(file)
     if not own and _is_rows(file):
         return [_rows(_json_lines(file), file)]
-    found, remarks = lines.numbers(lines.of_file(file), own, file)
-    return [_run(file, found, remarks)]
+    found, remarks, counted = lines.numbers(lines.of_file(file), own, file)
+    return [_run(file, found, remarks, counted=counted)]
 
 
 def _folder(folder: Path) -> list[Run]:
@@ -82,7 +83,7 @@ def _folder(folder: Path) -> list[Run]:
     state = folder / "trainer_state.json"
     saved = sorted((one for one in folder.glob("checkpoint-*/trainer_state.json")), key=_checkpoint)
     if state.is_file() or saved:
-        return [_json(state if state.is_file() else saved[-1])]
+        return _json(state if state.is_file() else saved[-1])
     metrics = folder / "metrics"
     if metrics.is_dir():
         return [_mlflow(metrics, folder)]
@@ -100,7 +101,10 @@ def _checkpoint(state: Path) -> int:
     return int(digits[1]) if digits else -1
 
 
-def _run(source: Path, found: Mapping[str, Iterable[tuple[int, float]]], remarks: Sequence[str] = (), name: str = "") -> Run:
+def _run(
+    source: Path, found: Mapping[str, Iterable[tuple[int, float]]], remarks: Sequence[str] = (), name: str = "",
+    counted: Mapping[str, Sequence[float]] | None = None,
+) -> Run:  # fmt: skip
     series = {key: Series.of(pairs) for key, pairs in found.items()}
     held = {key: one for key, one in series.items() if len(one.steps)}
     if not held:
@@ -109,7 +113,7 @@ def _run(source: Path, found: Mapping[str, Iterable[tuple[int, float]]], remarks
             f"  got:      {'; '.join(['none', *remarks[:3]])}\n"
             "  next:     check what wrote it"
         )
-    return Run(name or str(source), held, tuple(remarks))
+    return Run(name or str(source), held, tuple(remarks), counted=counted or {})
 
 
 def _number(value: Any) -> float | None:
@@ -140,29 +144,33 @@ def _table(file: Path, separator: str) -> list[Run]:
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
         reader = csv.reader(opened, delimiter=separator)
         head = next(reader, [])
-        names = {name.lower() for name in head}
-        if {"value", "step"} <= names and names & {"key", "metric"}:
-            return _long(file, head, reader)
+        rows = (dict(zip(head, row, strict=False)) for row in reader)
+        if (keys := _long_keys(head)) is not None:
+            return _long(file, rows, keys)
         step = _step_key(head)
         exported = {name: match for name in head if name != step and (match := EXPORTED.fullmatch(name))}
         if exported and len(exported) >= len(head) - 1:
             return _exported(file, head, reader, step, exported)
-        return [_rows((dict(zip(head, row, strict=False)) for row in reader), file)]
+        return [_rows(rows, file)]
 
 
-def _long(file: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Run]:
-    """Read a row a number: MLflow's export."""
-    places = {name.lower(): place for place, name in enumerate(head)}
-    key = places.get("key", places.get("metric", 0))
-    named = next((places[name] for name in NAMED if name in places), None)
+def _long(file: Path, rows: Iterable[Mapping[str, Any]], keys: Mapping[str, str]) -> list[Run]:
+    """Read a row a number: MLflow's export, or its answer; ``keys`` are the rows' names of step, value, key and run."""
     runs: dict[str, Numbers] = {}
     for row in rows:
-        if len(row) <= max(places.values()):
-            continue
-        step, value = _step(row[places["step"]]), _number(row[places["value"]])
+        step, value = _step(row.get(keys["step"])), _number(row.get(keys["value"]))
         if step is not None and value is not None:
-            runs.setdefault("" if named is None else row[named], {}).setdefault(row[key], []).append((step, value))
+            run, name = str(row.get(keys.get("run", ""), "")), str(row.get(keys["key"]))
+            runs.setdefault(run, {}).setdefault(name, []).append((step, value))
     return [_run(file, found, (), f"{file}: {name}" if name else "") for name, found in runs.items()] or [_run(file, {})]
+
+
+def _long_keys(names: Iterable[str]) -> dict[str, str] | None:
+    """Return what a row's names of step, value, key and run are, if it is a row of one number."""
+    held = {plain(name).replace("_", ""): name for name in reversed(list(names))}
+    found = {what: next((held[name] for name in known if name in held), None) for what, known in LONG.items()}
+    kept = {what: name for what, name in found.items() if name is not None}
+    return kept if {"step", "value", "key"} <= set(kept) else None
 
 
 def _exported(
@@ -184,7 +192,7 @@ def _exported(
 def _rows(rows: Iterable[Mapping[str, Any]], source: Path, remarks: Sequence[str] = ()) -> Run:
     """Read a mapping a row: each number by the row's step; rows without one are counted by name."""
     found: Numbers = {}
-    counted = False
+    counted: dict[str, Sequence[float]] = {}
     for row in rows:
         key = _step_key(row)
         step = None if key is None else _step(row[key])
@@ -193,10 +201,11 @@ def _rows(rows: Iterable[Mapping[str, Any]], source: Path, remarks: Sequence[str
             if name == key or value is None:
                 continue
             into = found.setdefault(str(name), [])
-            counted = counted or step is None
+            if step is None:
+                counted[str(name)] = ()
             into.append((len(into) + 1 if step is None else step, value))
     told = ["rows are counted where they have no step"] if counted else []
-    return _run(source, found, [*remarks, *told])
+    return _run(source, found, [*remarks, *told], counted=counted)
 
 
 # ---------------------------------------------------------------- JSON
@@ -221,7 +230,7 @@ def _is_rows(file: Path) -> bool:
         return False
 
 
-def _json(file: Path) -> Run:
+def _json(file: Path) -> list[Run]:
     size = file.stat().st_size
     if size > LARGEST:
         got = f"  got:      {size >> 20} MB"
@@ -229,18 +238,25 @@ def _json(file: Path) -> Run:
     text = file.read_text(encoding="utf-8", errors="replace")
     try:
         held = json.loads(text)
-    except (ValueError, RecursionError):
-        return _rows(_json_lines(file), file)  # a row a line, whatever its name says: MMEngine's scalars.json
-    if isinstance(held, dict) and isinstance(held.get("log_history"), list):
-        held = held["log_history"]
+    except (ValueError, RecursionError) as error:
+        rows = list(_json_lines(file))  # a row a line, whatever its name says: MMEngine's scalars.json
+        return [_rows(rows, file, () if rows else [f"its JSON ends too early or is broken: {error}"])]
     if isinstance(held, dict):
-        return _columns(held, file)
-    if isinstance(held, list) and all(isinstance(row, dict) for row in held):
-        return _rows(held, file)
+        listed = [one for one in held.values() if _is_listed(one)]  # log_history of trainer_state.json, metrics of MLflow's answer
+        if len(listed) != 1:
+            return [_columns(held, file)]
+        held = listed[0]
+    if _is_listed(held):
+        keys = _long_keys(held[0])
+        return [_rows(held, file)] if keys is None else _long(file, held, keys)
     pairs = isinstance(held, list) and all(isinstance(row, list) and len(row) == 3 for row in held)
     if pairs:  # TensorBoard's download of a scalar: wall time, step, value
-        return _rows(({"step": row[1], "loss": row[2]} for row in held), file)
-    return _run(file, {})
+        return [_rows(({"step": row[1], "loss": row[2]} for row in held), file)]
+    return [_run(file, {})]
+
+
+def _is_listed(held: Any) -> bool:
+    return isinstance(held, list) and bool(held) and all(isinstance(row, dict) for row in held)
 
 
 def _columns(held: Mapping[str, Any], file: Path) -> Run:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +19,13 @@ LONGEST = 8192  # characters of a line that are looked at
 MOST = 20_000_000  # numbers that are kept of a file
 PLACES = ("step", "epoch", "inner", "each", "name", "value")
 STEPS = ("step", "steps", "global_step", "global step", "iter", "iteration", "eta", "num_updates")  # are no series
+VALIDATION = re.compile(r"(?i)(?<![\w./-])(?:valid(?:at(?:e|ion|ing))?|val|eval(?:uat(?:e|ion|ing))?|test(?:ing)?)(?![\w./-])")
+RANK = re.compile(r"(?i)(?<![\w.])rank\W{0,3}(\d{1,6})")
+LABEL = re.compile(r"\[default(\d{1,6})\]|\s{0,8}(\d{1,6}): ")  # torchrun's and srun's
 
 Numbers = dict[str, list[tuple[int, float]]]
+Ranks = dict[str, dict[str, list[tuple[int, float]]]]
+"""Numbers by name and by the rank that wrote them; ranks are those of lines that say one."""
 
 
 class Row(toml.Table):
@@ -33,7 +39,6 @@ class Row(toml.Table):
     prefix: str = ""  # before each name
     heading: str = ""  # a line that gives the step of those below it
     first: int = 1  # number of the first epoch
-    counted: bool = False  # its step is no step: lines are counted
     general: bool = False  # of no trainer: for logs in which no other row knows a line
 
     def __post_init__(self) -> None:
@@ -45,6 +50,15 @@ class Row(toml.Table):
 
 
 @dataclass
+class _Counted:
+    """How far the steps of one rank's lines are, of a training or of its validation."""
+
+    last: tuple[int, int] = (0, -1)  # epoch and step of the last line
+    before: int = 0  # steps of the epochs before, where each begins anew
+    epochs: dict[str, list[float]] = field(default_factory=dict)  # of lines without a step, by name
+
+
+@dataclass
 class _Reader:
     row: Row
     line: re.Pattern[str]
@@ -52,21 +66,20 @@ class _Reader:
     heading: re.Pattern[str] | None
     seen: int = 0
     example: str = ""  # the first line
-    last: tuple[int, int] = (0, -1)  # epoch and step of the last line
-    before: int = 0  # steps of the epochs before, where each begins anew
-    headed: int | None = None  # step of the heading above
+    counted: dict[tuple[str, str], _Counted] = field(default_factory=dict)
+    headed: dict[str, str | None] | None = None  # of the heading above; empty below one that ends it
 
     @classmethod
     def of(cls, row: Row) -> _Reader:
         line, pair, heading = (re.compile(one.replace("{number}", f"(?:{NUMBER})")) for one in (row.line, row.pair, row.heading))
         return cls(row, line, pair if row.pair else None, heading if row.heading else None)
 
-    def take(self, text: str, into: Numbers) -> bool:
+    def take(self, text: str, into: Ranks) -> bool:
         """Add the numbers of a line, if it is one of this kind."""
         if self.heading is not None and (heading := self.heading.search(text)):
-            self.headed = _whole(heading["step"])
+            self.headed = {name: held for name, held in heading.groupdict().items() if held is not None}
             return False
-        if self.row.mark not in text or (self.heading is not None and self.headed is None):
+        if self.row.mark not in text or not self._begun():
             return False
         found = self.line.search(text)
         if found is None:
@@ -80,13 +93,24 @@ class _Reader:
             values = self._pairs(text, 0) or {name: one for name, one in groups.items() if name not in PLACES and one is not None}
         if not values:
             return False
-        step = self._step(groups) if self.heading is None else self.headed
+        numbers = {name.strip(): float(value.replace(",", "")) for name, value in values.items()}
+        before = text[: found.end()].lower()
+        of_validation = ("val" in before or "test" in before) and VALIDATION.search(text, 0, found.end())
+        prefix = self.row.prefix or ("validation " if of_validation else "")
+        label = RANK.search(text) if "rank" in text.lower() else LABEL.match(text)
+        rank = next(filter(None, label.groups())) if label else ""
+        counted = self.counted.setdefault((prefix, rank), _Counted())
+        step = self._step({**(self.headed or {}), **groups}, counted)
         self.seen += 1
         self.example = self.example or text.strip()
-        for name, value in values.items():
-            held = into.setdefault(f"{self.row.prefix}{name.strip()}", [])
-            held.append((len(held) + 1 if step is None else step, float(value.replace(",", ""))))
+        for name, value in numbers.items():
+            at = _place(counted.epochs.setdefault(name, []), numbers.get("epoch")) if step is None else step
+            into.setdefault(f"{prefix}{name}", {}).setdefault(rank, []).append((at, value))
         return True
+
+    def _begun(self) -> bool:
+        """Tell whether there was the heading that a line needs; batches of an epoch are counted without one."""
+        return self.heading is None or bool(self.headed) or (self.headed is None and "each" in self.line.groupindex)
 
     def _pairs(self, text: str, start: int) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -95,18 +119,30 @@ class _Reader:
                 found[match["name"]] = match["value"]
         return {} if self.row.general and not any("loss" in name.lower() for name in found) else found
 
-    def _step(self, groups: dict[str, str | None]) -> int | None:
-        if self.row.counted:
-            return None
+    def _step(self, groups: dict[str, str | None], counted: _Counted) -> int | None:
         epoch, inner, each, step = (_whole(groups.get(name)) for name in ("epoch", "inner", "each", "step"))
         if step is not None and epoch is not None:  # a step of its epoch, or of all
-            if epoch > self.last[0] and step <= self.last[1]:
-                self.before += self.last[1] + (step == 0)
-            self.last = epoch, step
-            return self.before + step
-        if step is not None or epoch is None or inner is None or each is None:
+            if epoch > counted.last[0] and step <= counted.last[1]:
+                counted.before += counted.last[1] + (step == 0)
+            counted.last = epoch, step
+            return counted.before + step
+        if step is not None or inner is None or each is None:
             return step
-        return (epoch - self.row.first) * each + inner
+        if epoch is not None:
+            return (epoch - self.row.first) * each + inner
+        if inner < counted.last[1] and counted.last == (each, each):  # the bar was full, and is drawn anew
+            counted.before += each
+        counted.last = each, inner
+        return counted.before + inner
+
+
+def _place(epochs: list[float], epoch: float | None) -> int:
+    """Return the number of a line without a step: after those before it, or where its epoch goes back to, as after a restart."""
+    if epoch is not None and epochs and epoch < epochs[-1]:
+        while epochs and epochs[-1] >= epoch:
+            epochs.pop()
+    epochs.append(-math.inf if epoch is None else epoch)
+    return len(epochs)
 
 
 def _whole(text: str | None) -> int | None:
@@ -115,7 +151,9 @@ def _whole(text: str | None) -> int | None:
 
 @cache
 def _known() -> tuple[Row, ...]:
-    return toml.checked(toml.packaged(__package__, "lines.toml")["row"], tuple[Row, ...])
+    held = toml.packaged(__package__, "lines.toml")
+    rows = [{**row, "pair": held["pair"]} if row.get("general") else row for row in held["row"]]
+    return toml.checked(rows, tuple[Row, ...])
 
 
 def patterns(given: Sequence[str]) -> list[Row]:
@@ -137,17 +175,19 @@ def patterns(given: Sequence[str]) -> list[Row]:
     return rows
 
 
-def numbers(lines: Iterable[str], own: Sequence[Row], where: Path) -> tuple[Numbers, list[str]]:
-    """Return the numbers of a log by name, ``(step, value)`` in order of the lines, and remarks. Raises TrueupError if no line is
-    known."""
+def numbers(lines: Iterable[str], own: Sequence[Row], where: Path) -> tuple[Numbers, list[str], dict[str, list[float]]]:
+    """Return the numbers of a log by name, ``(step, value)`` in order of the lines; remarks; and of names whose lines have no step,
+    and are counted, the epoch of each. Raises TrueupError if no line is known."""
     readers = [_Reader.of(row) for row in (own or _known())]
     known = [reader for reader in readers if not reader.row.general]
-    found: Numbers = {}
-    guessed: list[tuple[_Reader, Numbers]] = [(reader, {}) for reader in readers if reader.row.general]
+    found: Ranks = {}
+    guessed: list[tuple[_Reader, Ranks]] = [(reader, {}) for reader in readers if reader.row.general]
     total = kept = 0
+    example = ""
     for text in lines:
         total += 1
         kept += any(reader.take(text, found) for reader in known) or any(reader.take(text, own) for reader, own in guessed)
+        example = example or (text.strip() if "loss" in text.lower() else "")
         if kept * 8 > MOST:
             raise TrueupError(f"{where} is too long.\n  expected: at most {MOST:,} numbers\n  next:     give a part of it")
     by = [reader for reader in known if reader.seen]
@@ -155,29 +195,52 @@ def numbers(lines: Iterable[str], own: Sequence[Row], where: Path) -> tuple[Numb
         reader, found = max(guessed, key=lambda one: one[0].seen)
         by = [reader]
     if not found:
-        named = "" if own else f"; {', '.join(row.name for row in _known())}"
         raise TrueupError(
-            f"No line of the log is known.\n  where:    {where}, {counted(total, 'line')}\n"
-            f"  expected: {'lines that match --pattern' if own else 'lines of a trainer'}{named}\n"
+            f"No line of the log is known.\n  where:    {where}\n"
+            f"  expected: {'lines that match --pattern' if own else 'lines of a trainer, or lines with a step and a loss'}\n"
+            f"  got:      {counted(total, 'line')}{f', such as: {_short(example)}' if example else ''}\n"
             r"  next:     say how a line looks: --pattern 'it=(?P<step>\d+) .*loss=(?P<loss>{number})'"
         )
     remarks = [f"read as lines of {reader.row.name}; lines are counted, for they have no step" for reader in by if _counts(reader)]
     for reader in by:
         if reader.row.general:
-            as_this = reader.example[:100].replace("\t", " ")
             read = f"{counted(reader.seen, 'line')} with {reader.row.name} and a loss"
-            remarks.append(f"a log of no known trainer; read as it looks, from {read}, such as: {as_this}")
-        if reader.before:
+            remarks.append(f"a log of no known trainer; read as it looks, from {read}, such as: {_short(reader.example)}")
+        if any(one.before for one in reader.counted.values()):
             remarks.append("steps begin anew in each epoch: they are counted on")
-    return found, remarks
+    ranks = {rank for held in found.values() for rank in held}
+    if len(ranks) > 1:
+        remarks.append(f"lines of {len(ranks)} ranks: where their numbers differ, the mean counts")
+    lines_of = [(prefix, one.epochs) for reader in by for (prefix, _), one in reader.counted.items() if _counts(reader)]
+    counts = {f"{prefix}{name}": epochs for prefix, held in lines_of for name, epochs in held.items()}
+    return {name: _joined(held) for name, held in found.items()}, remarks, counts
+
+
+def _short(line: str) -> str:
+    return line[:100].replace("\t", " ")
 
 
 def _counts(reader: _Reader) -> bool:
-    return reader.row.counted or not (reader.row.heading or {"step", "inner"} & set(reader.line.groupindex))
+    return not (reader.row.heading or {"step", "inner"} & set(reader.line.groupindex))
+
+
+def _joined(ranks: dict[str, list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Return the mean over the ranks that wrote a step. A rank whose number never moves, while another's does, has none: torchtitan
+    writes -1 where a pipeline's stage has no loss."""
+    if len(ranks) == 1:
+        return next(iter(ranks.values()))
+    moves = [held for held in ranks.values() if len({value for _, value in held}) > 1]
+    still = [held for held in ranks.values() if len({value for _, value in held}) == 1 and len(held) > 1 and moves]
+    by_step: dict[int, list[float]] = {}
+    for held in ranks.values():
+        for step, value in {} if held in still else dict(held).items():
+            by_step.setdefault(step, []).append(value)
+    return [(step, held[0] if len(set(held)) == 1 else math.fsum(held) / len(held)) for step, held in by_step.items()]
 
 
 def of_file(file: Path) -> Iterator[str]:
-    """Yield the lines of a log, without colours; a progress bar's returns end a line, too, and a very long line is cut."""
+    """Yield the lines of a log, without colours; a bar's returns and backspaces end a line, too, and a very long line is cut."""
     with file.open(encoding="utf-8", errors="replace", newline=None) as opened:
         while text := opened.readline(LONGEST):
-            yield COLOURS.sub("", text) if "\x1b" in text else text
+            plain = COLOURS.sub("", text) if "\x1b" in text else text
+            yield from (filter(None, plain.split("\b")) if "\b" in plain else (plain,))
