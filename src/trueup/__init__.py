@@ -97,4 +97,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'trueup' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found = getattr(import_module(_HOMES[name]), name)  # the next one who asks finds it
+    return found

@@ -14,7 +14,7 @@ from trueup.analysis.remedy.healing import first_beside, heal, verify
 from trueup.doors.cli import main
 from trueup.foundation.facts.anomaly import Anomaly, Place
 from trueup.foundation.store import open_capture
-from trueup.foundation.store.policy_uses import recorded_uses
+from trueup.foundation.store.declared import recorded_uses
 from trueup.recording.recorder import launch
 
 PAGE = (Path(__file__).parents[2] / "docs/check.md").read_text("utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trueup.foundation.store.policy_uses import RuleUse, policy_lines, policy_note, recorded_uses
+from trueup.foundation.store.declared import RuleUse, policy_lines, policy_note, recorded_uses
 
 
 def use(**given: Any) -> RuleUse:

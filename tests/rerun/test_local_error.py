@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.foundation.facts import operators
-from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import UNIT_ROUNDOFF
 from trueup.recording.execution.local_error import Distance, Operand, Operation, criterion, judge, rounding, thresholds
 
 TRUTH = np.random.default_rng(0).normal(size=4096)

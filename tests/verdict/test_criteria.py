@@ -12,7 +12,7 @@ import pytest
 from trueup import comparison
 from trueup.foundation.facts.criteria import CARRY, OWN, load
 from trueup.foundation.facts.operators import has, named, table
-from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import UNIT_ROUNDOFF
 from trueup.foundation.model import TrueupError
 from verdict.captures import CRITERION
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trueup.comparison.verdict import judge
 from trueup.comparison.verdict.judged import Judged
-from trueup.foundation.facts.criteria import TF32
+from trueup.foundation.facts.slots import TF32
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.store.declared import Precision, precision_of
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal

@@ -18,7 +18,7 @@ import trueup
 from strange import AGAIN, PLAIN, STRANGERS
 from strange.stranger import ANEW
 from trueup import simdev
-from trueup.foundation.facts.roundoff import LEAST, underflow
+from trueup.foundation.facts.slots import LEAST, underflow
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
 LEVELS = {"api": ["module", "api"], "all": None}

@@ -28,7 +28,7 @@ from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.running import load, switched_off
 from trueup.foundation import toml
 from trueup.foundation.facts.operators import has
-from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import UNIT_ROUNDOFF
 from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.redaction import MASK, redacted
 from trueup.foundation.redaction.variables import is_recorded

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from trueup.analysis.ddmin import fewest
 from trueup.analysis.triage.running import Outcome, Runner, Switch, Trial, losses_of
 from trueup.comparison.result.comparing import compare
-from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import SINGLE, UNIT_ROUNDOFF
 from trueup.foundation.model import Result, Status, TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.declared import precision_of

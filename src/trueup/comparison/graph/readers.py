@@ -7,8 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import is_gradient_of_input, is_incoming_gradient, is_input, is_output
+from trueup.foundation.facts.slots import is_gradient_of_input, is_incoming_gradient, is_input, is_output, roundoff
 
 
 class Readers:

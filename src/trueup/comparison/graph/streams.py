@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import is_input, is_output, roundoff
 from trueup.foundation.store.call_columns import CallColumns
 from trueup.foundation.store.call_columns import Row as Row
 from trueup.foundation.store.columns import NONE as NONE
@@ -169,6 +169,30 @@ class Stream(CallColumns):
         firsts = np.zeros(int(kind.max(initial=-1)) + 1, np.int64)
         firsts[kind[::-1]] = np.arange(len(keys))[::-1]
         return firsts, kind
+
+    @cached_property
+    def reads(self) -> Array:
+        """Whether each slot is read by its call; memory that the call only writes to is not."""
+        fresh = self.names.table(having("overwrites"))[self.op[self.call]]
+        written = np.isin(self.slot, [self.names.number("input.0"), self.names.number("input.tensor")])
+        return np.asarray(self.names.table(is_input)[self.slot] & ~(fresh & written))
+
+    @property
+    def not_finite(self) -> Array:
+        """Whether each slot holds NaN or an infinity."""
+        return np.asarray((self.counts > 0).any(axis=1))
+
+    @property
+    def keeps(self) -> Array:
+        """Whether each call makes what a training keeps: gradients, weights, and what modules at the top return."""
+        return np.asarray(self.during("backward", "optimizer") | ((self.parent == NONE) & self.of_level("module")))
+
+    def rows(self, criterion: Criterion) -> Numbers:
+        """Return the row of a criterion that is for each call."""
+        firsts, kind = self.kinds
+        places = {id(row): n for n, row in enumerate(criterion.rows)}
+        asked = [(row.op, row.level, row.phase) for row in map(self.row, firsts.tolist())]
+        return np.array([places[id(criterion.row(*one))] for one in asked], np.int64)[kind]
 
     @cached_property
     def children(self) -> tuple[Numbers, Numbers]:

@@ -18,8 +18,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
 from trueup.comparison.measures.thresholds import SHOWN, SINGLE_DIGITS, SMALL
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import is_inner, is_of_parameter
+from trueup.foundation.facts.slots import is_inner, is_of_parameter, roundoff
 from trueup.foundation.facts.why import Why
 from trueup.foundation.kernels import MASKING, is_mask
 

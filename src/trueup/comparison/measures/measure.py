@@ -18,9 +18,7 @@ from trueup.comparison.measures.foreign import compare_checksums, compare_statis
 from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.arguments import shared, what_matters
-from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import is_discrete, roundoff
-from trueup.foundation.facts.slots import is_foreign, is_input, is_output, is_written
+from trueup.foundation.facts.slots import is_discrete, is_foreign, is_output, is_written, roundoff
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
 from trueup.foundation.kernels import MASKING, Pair, at_least
@@ -117,12 +115,8 @@ class Errors:
 
     @cached_property
     def inputs(self) -> Array:
-        """Whether an entry is read by its call; memory that the call only writes to is not."""
-        names = self.streams[0].names
-        read = names.table(is_input)[self.names]
-        fresh = names.table(having("overwrites"))[self.streams[1].op[self.calls[1][self.pair]]]
-        written = np.isin(self.names, [names.number("input.0"), names.number("input.tensor")])
-        return np.asarray(read & ~(fresh & written))
+        """Whether an entry is read by its call."""
+        return self.streams[1].reads[self.slots[1]]
 
     @cached_property
     def outputs(self) -> Array:

@@ -16,8 +16,7 @@ from trueup.comparison.measures.measure import Errors
 from trueup.comparison.result.shown import PARAM, makers
 from trueup.comparison.verdict.judged import Part
 from trueup.foundation.facts.criteria import Criterion
-from trueup.foundation.facts.roundoff import SINGLE
-from trueup.foundation.facts.slots import is_input
+from trueup.foundation.facts.slots import SINGLE, is_input
 from trueup.foundation.facts.why import Why
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.model import Finding

@@ -29,8 +29,7 @@ from trueup.comparison.result.reaching import (
     values_of,
 )  # fmt: skip
 from trueup.foundation.facts.operators import normalised
-from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.slots import UNIT_ROUNDOFF, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.trees import AUTOCAST, TIED
 from trueup.foundation.model import Finding, TensorStats

@@ -15,14 +15,24 @@ from trueup.comparison.result.beginnings import Beginnings
 from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
-from trueup.comparison.result.gradients import Norm, norms_of
+from trueup.comparison.result.gradients import Norm, norms_of, with_norms
 from trueup.comparison.result.layouts import joined as joined_ranks
 from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
+from trueup.comparison.result.same import same_runs
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
 from trueup.comparison.result.spreading import WORTHWHILE, can_be_spread, spread
-from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
+from trueup.comparison.result.summary import (
+    call_table,
+    count,
+    finish_table,
+    one_sided_tables,
+    summarise,
+    used_rules,
+    victims,
+    with_one_sided,
+)
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.exchange import Received
 from trueup.comparison.verdict.judged import SIDES, OwnErrors, Part, Suspect
@@ -115,7 +125,8 @@ class Assembly:
         culprits, otherwise = self._with_causes(culprits)
         passing = victim_findings(table, MAX_FINDINGS)
         unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)](call.rank)) for side, call in found.unmatched]
-        summaries = [summarise(c, o, found.ranks) for c, o in zip(found.captures, found.overviews[:2], strict=True)]
+        runs = [summarise(c, o, found.ranks) for c, o in zip(found.captures, found.overviews[:2], strict=True)]
+        runs = with_norms(runs, [len(capture.ranks) for capture in found.captures], self.norms)
         known = [suspect for suspect in found.suspects if suspect.certain]
         seen = occurrences(found.ranks, known, found.exchange.received, found.criterion) if certain else []
         always, notes = self.remarks.always(), self._notes(culprits)
@@ -123,10 +134,10 @@ class Assembly:
         lines += [f"          {in_words(note)}" for note in found.lent[0] if found.verdict == "deviates"]
         result = Result(
             found.verdict, "\n".join(lines), culprits, passing, unmatched, list(map(in_words, notes)), found.criterion.name,
-            summaries[0], summaries[1], counts, with_one_sided(table, self.one_sided), occurrences=seen,
-            settings=set_otherwise(self._differing(culprits)[:MOST_ROWS]),
+            runs[0], runs[1], counts, with_one_sided(table, self.one_sided), used_rules(table, found.criterion), seen,
+            set_otherwise(self._differing(culprits)[:MOST_ROWS]),
         )  # fmt: skip
-        return with_evidence(result, found.captures, self.norms, found.criterion)
+        return with_evidence(result, found.captures)
 
     def _trust_settings(self) -> None:
         """Make certain of the first suspect that it is no rounding where a setting that changes numbers differs and reaches it."""
@@ -303,6 +314,11 @@ def compare(
     ``own_errors`` is asked, once a culprit is known, which calls behind it are wrong by themselves."""
     given = (baseline, candidate, *repeat, *([] if reference is None else [reference]))
     first, second, *others = map(open_capture, given)
+    if jobs is None and engine == "local":
+        jobs = processors() if min(len(first.ranks), len(second.ranks)) >= WORTHWHILE else 1
+    alone, plainly = jobs == 1 and engine == "local", see is None and mapping is None and not others
+    if alone and plainly and (same := same_runs(first, second, level, criterion)) is not None:
+        return same
     told = Mapping() if mapping is None else load_mapping(mapping)
     if layouts := other_layouts((first, second)):
         both = joined_ranks((first, second), shards)
@@ -313,9 +329,7 @@ def compare(
     comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth, own_errors)
     assembly = Assembly(comparison)
     seeing = [] if see is None else [see]
-    if jobs is None and engine == "local":
-        jobs = processors() if len(comparison.ranks) >= WORTHWHILE else 1
-    if see is None and can_be_spread(comparison) and (jobs != 1 or engine != "local"):
+    if see is None and not alone and can_be_spread(comparison):
         spread(assembly, engine_of(engine, jobs or processors()))
     else:
         comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)

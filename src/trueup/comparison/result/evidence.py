@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,14 +17,10 @@ from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from trueup.comparison.result.gradients import UNLIKE, Norm, of_as_many, over_steps
 from trueup.comparison.result.histogram import histograms
 from trueup.comparison.result.neighbours import Compared, Graph, Surroundings, neighbour
-from trueup.foundation.facts.criteria import Criterion, Limit, Row
-from trueup.foundation.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, SlotComparison, TrueupError, WorstElement
+from trueup.foundation.model import Evidence, Finding, Histogram, Neighbour, Result, SlotComparison, TrueupError, WorstElement
 from trueup.foundation.store import Capture
 
 CULPRITS = 20
@@ -44,26 +39,15 @@ Captures = tuple[Capture, Capture]
 Made = TypeVar("Made")
 
 
-def with_evidence(
-    result: Result, captures: Captures, norms: Sequence[Sequence[Norm]], criterion: Criterion | None = None
-) -> Result:
-    """Return a finished verdict with what its report shows; ``norms`` are the gradients', by rank and step."""
+def with_evidence(result: Result, captures: Captures) -> Result:
+    """Return a finished verdict with what its report shows of culprits and of calls without counterpart."""
     around = _Around(captures, result)
     culprits = [
         dataclasses.replace(finding, evidence=_evidence(finding, captures, around)) if k < CULPRITS else finding
         for k, finding in enumerate(result.culprits)
     ]
     unmatched = [dataclasses.replace(finding, neighbours=around.beside(finding)) for finding in result.unmatched]
-    shared = of_as_many(norms)
-    told = [over_steps(found, len(capture.ranks)) for found, capture in zip(shared, captures, strict=True)]
-    told = [((), UNLIKE) if all(norms) and not all(shared) else one for one in told]
-    runs = [
-        dataclasses.replace(run, gradient_norms=found, gradient_source=source)
-        for run, (found, source) in zip((result.baseline, result.candidate), told, strict=True)
-    ]
-    return dataclasses.replace(
-        result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, criterion)
-    )
+    return dataclasses.replace(result, culprits=culprits, unmatched=unmatched)
 
 
 def _evidence(finding: Finding, captures: Captures, around: _Around) -> Evidence:
@@ -162,47 +146,6 @@ class _Around:
             self._held[key] = _both(lambda capture: Surroundings(capture, *key), self._captures)
             self._compared[key] = Compared(self._calls, finding.rank, (finding.step - 1, finding.step))
         return self._held[key], self._compared[key]
-
-
-def used_rules(result: Result, criterion: Criterion | None) -> Sequence[Rule]:
-    """Return what judged calls of a result, as the table of calls names it, that of most calls first."""
-    rule, state = result.matched["rule"], result.matched["state"]
-    calls, deviates = _counted(rule), _counted(rule.filter(pc.equal(state, "deviates")))
-    return tuple(_rule(name, n, deviates[name], criterion) for name, n in calls.most_common())
-
-
-def _counted(names: pa.ChunkedArray) -> Counter[str]:
-    """Count names. (Arrow's `group_by` loads its query engine for it.)"""
-    found: Counter[str] = Counter()
-    for entry in names.value_counts().to_pylist():
-        found[entry["values"] or ""] += entry["counts"]
-    return found
-
-
-def _rule(name: str, calls: int, deviates: int, criterion: Criterion | None) -> Rule:
-    """Describe what a table calls a rule: the name of a row, and behind it what else decided (a repeat, a reference)."""
-    rows = [row for row in (criterion.rows if criterion else ()) if name.startswith(row.name)]
-    if criterion is None or not rows:
-        return Rule(name, "", "", calls, deviates)
-    row = max(rows, key=lambda one: len(one.name))
-    said = "; or ".join(map(_limit, criterion.limits)) if criterion.limits else _table_row(row)
-    return Rule(name, said, row.origin, calls, deviates)
-
-
-def _table_row(row: Row) -> str:
-    """Say what a row of a table explains: ``rounding: reduction, 4 units; errors of inputs: linear, factor 8``."""
-    said = f"rounding: {row.own}, {_plain(row.ulps)} units; errors of inputs: {row.carry}, factor {_plain(row.factor)}"
-    return said + ("; draws random numbers" if row.random else "")
-
-
-def _limit(limit: Limit) -> str:
-    """Say what a limit refuses: ``fails with cosine below 0.99 and max_absolute above 0.001``."""
-    conditions = (f"{measure} {way} {_plain(number)}" for measure, way, number in limit.conditions)
-    return f"fails with {' and '.join(conditions)}"
-
-
-def _plain(value: float) -> str:
-    return np.format_float_positional(value, trim="-")
 
 
 Array = np.ndarray[Any, Any]

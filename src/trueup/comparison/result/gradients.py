@@ -14,6 +14,7 @@ All are sqrt(sum of l2²), the l2 of each tensor being that of its finite elemen
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
+from trueup.foundation.model import RunSummary
 from trueup.foundation.words.sentence import PARTIAL
 
 FINEST = ("aten", "api", "module")
@@ -50,6 +52,17 @@ class Norm:
     way: str
     norm: float
     elements: float  # how many the gradients have together
+
+
+def with_norms(runs: Sequence[RunSummary], ranks: Sequence[int], norms: Sequence[Sequence[Norm]]) -> list[RunSummary]:
+    """Return the summaries of both runs, of so many ranks, with the norms of their gradients."""
+    shared = of_as_many(norms)
+    told = [over_steps(found, count) for found, count in zip(shared, ranks, strict=True)]
+    told = [((), UNLIKE) if all(norms) and not all(shared) else one for one in told]
+    return [
+        dataclasses.replace(run, gradient_norms=found, gradient_source=source)
+        for run, (found, source) in zip(runs, told, strict=True)
+    ]
 
 
 def of_as_many(norms: Sequence[Sequence[Norm]]) -> tuple[list[Norm], list[Norm]]:

@@ -14,8 +14,7 @@ from typing import Any
 
 from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.criteria import is_product
-from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import UNIT_ROUNDOFF, is_input, is_output
 from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, SlotComparison, TensorStats
 from trueup.foundation.settings import OF_PARAMETERS, Setting, differing

@@ -13,13 +13,13 @@ from trueup.comparison.measures.measure import SKETCH, STATISTICS, Errors
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.normalise.translated import Translated
 from trueup.comparison.result.findings import Frames, suspect_finding
+from trueup.comparison.result.summary import no_optimizer
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.evidence import Yardstick, known_differences
 from trueup.comparison.verdict.judged import Part, Side, Suspect
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import Criterion, products_at
-from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import SINGLE, UNIT_ROUNDOFF, is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.neutral import defined_otherwise
 from trueup.foundation.model import Finding
@@ -197,7 +197,6 @@ def _is_gradient(slot: str) -> bool:
 
 
 KINDS = ("NaN", "Inf", "-Inf")
-KEPT = ("backward", "optimizer")  # phases whose results a training keeps
 STEPS = 10_000
 """Calls that are walked back at most: chains end long before, damaged captures may go in circles."""
 
@@ -215,26 +214,16 @@ class Overflowed:
 
     def add(self, errors: Errors, path: str) -> None:
         """Look at the matched calls of some steps, until something was found; ``path`` is the candidate's."""
-        baseline, candidate = errors.streams
-        if self.note is not None or not (bad := _bad(candidate)).any():
-            return
-        k, j = errors.slots
-        both = _bad(baseline)[k] & bad[j] & errors.outputs & np.isfinite(errors.absolute)
-        kept = np.flatnonzero(both & _is_kept(candidate)[candidate.call[j]])
+        if self.note is None and errors.streams[1].not_finite.any():
+            self.look(errors.streams, errors.slots, errors.outputs & np.isfinite(errors.absolute), path)
+
+    def look(self, streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers], made: Array, path: str) -> None:
+        """Look at matched slots, of which some were ``made`` by their call and compared."""
+        (baseline, candidate), (k, j) = streams, slots
+        bad = candidate.not_finite
+        kept = np.flatnonzero(baseline.not_finite[k] & bad[j] & made & candidate.keeps[candidate.call[j]])
         if len(kept):
             self.note = _note(candidate, _first(candidate, bad, int(j[kept[0]])), path)
-
-
-def _bad(stream: Stream) -> Array:
-    nan, above, below = stream.counts.T
-    return np.asarray((nan > 0) | (above > 0) | (below > 0))
-
-
-def _is_kept(stream: Stream) -> Array:
-    """Tell which calls make what a training keeps: gradients, weights, and what modules at the top return."""
-    phases = [stream.names.number(name) for name in KEPT]
-    top = (stream.parent == NONE) & (stream.level == stream.names.number("module"))
-    return np.asarray(np.isin(stream.phase, phases) | top)
 
 
 def _first(stream: Stream, bad: Array, slot: int) -> int:
@@ -344,10 +333,10 @@ def unseen(ranks: Iterable[Origins]) -> list[Reason]:
     held = list(ranks)
     seen = [set().union(*(origins.seen[side] for origins in held)) for side in (0, 1)]
     gradients = any(origins.gradients for origins in held)
-    trains, optimizer = ("backward" in seen[0] | seen[1]), ("optimizer" in seen[0] | seen[1])
-    if optimizer and any(origins.lacks_optimizer(side) for origins in held for side in (0, 1)):
-        return [Why.NO_OPTIMIZER_DUMPED()] if trains else []
-    return [Why.NO_OPTIMIZER(gradients)] if trains and not optimizer else []
+    phases = seen[0] | seen[1]
+    if "optimizer" in phases and any(origins.lacks_optimizer(side) for origins in held for side in (0, 1)):
+        return [Why.NO_OPTIMIZER_DUMPED()] if "backward" in phases else []
+    return no_optimizer(phases, gradients=gradients)
 
 
 class Frameworks:

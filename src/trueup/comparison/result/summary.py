@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
-from trueup.comparison.verdict.judged import ROLES, Verdicts
+from trueup.comparison.verdict.judged import EQUAL, ROLES, Verdicts
+from trueup.foundation.facts.criteria import Criterion, Limit, Row
 from trueup.foundation.facts.operators import named
-from trueup.foundation.model import RunSummary
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import Rule, RunSummary
 from trueup.foundation.store import Capture
 from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.declared import policy_lines
 from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, loss_scale_in
-from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.reasons import DECIDED
 
 NAME = pa.dictionary(pa.int32(), pa.string())
@@ -42,18 +45,32 @@ ONE_SIDED = ("only baseline", "only candidate")  # state of a call of one run: n
 
 def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
     """Return the table of calls of one rank and step; `finish_table` sets the state of what turns out to be a culprit or victim."""
-    (baseline, candidate), (b, c) = verdicts.errors.streams, verdicts.errors.calls
-    names = candidate.names
-    count = len(verdicts)
-    rules = [row.name for row in verdicts.criterion.rows]
-    which = verdicts.rows + len(rules) * verdicts.decided.astype(np.int64)
+    errors = {name: getattr(verdicts, name) for name in ("error_in", "error_out", "expected", "ratio")}
+    which = verdicts.rows + len(verdicts.criterion.rows) * verdicts.decided.astype(np.int64)
+    return _table(verdicts.errors.streams, verdicts.errors.calls, errors, (verdicts.role, which, paired), verdicts.criterion, sites)
+
+
+def equal_table(stream: Stream, criterion: Criterion, sites: Frames) -> pa.Table:
+    """Return the same of a candidate that is the baseline to the last bit."""
+    calls, nothing = np.arange(len(stream)), np.zeros(len(stream))
+    errors = dict.fromkeys(("error_in", "error_out", "expected", "ratio"), nothing)
+    facts = np.full(len(stream), EQUAL), stream.rows(criterion), np.zeros(len(stream), np.int8)
+    return _table((stream, stream), (calls, calls), errors, facts, criterion, sites)
+
+
+def _table(
+    streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers], errors: Mapping[str, Array],
+    facts: tuple[Array, Array, Array], criterion: Criterion, sites: Frames,
+) -> pa.Table:  # fmt: skip
+    """Return the table of matched calls; ``facts`` are their role, what decided, and how they were paired, as numbers."""
+    (baseline, candidate), (b, c), (role, decided, paired) = streams, calls, facts
+    names, count = candidate.names, len(c)
     columns: dict[str, Any] = {
         "step": candidate.step[c].astype(np.int32), "rank": np.full(count, candidate.rank, np.int32),
         **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
         "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
-        "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
-        "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
-        "rule": _words(which, [row + more for more in DECIDED for row in rules]),
+        **errors, "state": _words(role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
+        "rule": _words(decided, [row.name + more for more in DECIDED for row in criterion.rows]),
         "paired": _words(paired, WAYS), "source": _sources(candidate.site[c], sites),
         **{f"{n}_baseline": _named(_others(getattr(baseline, n)[b], getattr(candidate, n)[c]), names) for n in ("scope", "op")},
     }  # fmt: skip
@@ -158,6 +175,11 @@ def count(table: pa.Table, one_sided: Sequence[pa.Table], unmatched: int, steps:
     return {"compared": table.num_rows, **states, "inherited": inherited, "unmatched": unmatched, **only, "steps": steps}
 
 
+def no_optimizer(phases: Collection[str], *, gradients: bool) -> list[Reason]:
+    """Return that no optimizer was seen, of a training; ``gradients``: those of weights were."""
+    return [Why.NO_OPTIMIZER(gradients)] if "backward" in phases and "optimizer" not in phases else []
+
+
 def victims(table: pa.Table) -> tuple[int, int]:
     """Count the calls that pass on what they got, and those of them whose inputs are so far off that more would not show."""
     passing = pc.equal(table.column("role"), "victim")
@@ -189,3 +211,44 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
         notes=tuple(notes),
         policy=policy_lines(capture.ranks.values()),
     )
+
+
+def used_rules(matched: pa.Table, criterion: Criterion) -> Sequence[Rule]:
+    """Return what judged calls, as the table of calls names it, that of most calls first."""
+    rule, state = matched["rule"], matched["state"]
+    calls, deviates = _counted(rule), _counted(rule.filter(pc.equal(state, "deviates")))
+    return tuple(_rule(name, n, deviates[name], criterion) for name, n in calls.most_common())
+
+
+def _counted(names: pa.ChunkedArray) -> Counter[str]:
+    """Count names. (Arrow's `group_by` loads its query engine for it.)"""
+    found: Counter[str] = Counter()
+    for entry in names.value_counts().to_pylist():
+        found[entry["values"] or ""] += entry["counts"]
+    return found
+
+
+def _rule(name: str, calls: int, deviates: int, criterion: Criterion) -> Rule:
+    """Describe what a table calls a rule: the name of a row, and behind it what else decided (a repeat, a reference)."""
+    rows = [row for row in criterion.rows if name.startswith(row.name)]
+    if not rows:
+        return Rule(name, "", "", calls, deviates)
+    row = max(rows, key=lambda one: len(one.name))
+    said = "; or ".join(map(_limit, criterion.limits)) if criterion.limits else _table_row(row)
+    return Rule(name, said, row.origin, calls, deviates)
+
+
+def _table_row(row: Row) -> str:
+    """Say what a row of a table explains: ``rounding: reduction, 4 units; errors of inputs: linear, factor 8``."""
+    said = f"rounding: {row.own}, {_plain(row.ulps)} units; errors of inputs: {row.carry}, factor {_plain(row.factor)}"
+    return said + ("; draws random numbers" if row.random else "")
+
+
+def _limit(limit: Limit) -> str:
+    """Say what a limit refuses: ``fails with cosine below 0.99 and max_absolute above 0.001``."""
+    conditions = (f"{measure} {way} {_plain(number)}" for measure, way, number in limit.conditions)
+    return f"fails with {' and '.join(conditions)}"
+
+
+def _plain(value: float) -> str:
+    return np.format_float_positional(value, trim="-")

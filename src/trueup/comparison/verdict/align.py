@@ -21,8 +21,7 @@ from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Number
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.foundation.facts.arguments import other_numbers
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import SINGLE
-from trueup.foundation.facts.slots import is_input
+from trueup.foundation.facts.slots import SINGLE, is_input
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.kernels.sketch import splitmix64
 

@@ -18,8 +18,7 @@ from trueup.comparison.measures.thresholds import BIASED, FLIPPED, ROOM
 from trueup.foundation.facts import operators
 from trueup.foundation.facts.criteria import CARRY, OWN, Criterion
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import SINGLE
-from trueup.foundation.facts.slots import is_argument, is_gradient_slot, is_incoming_gradient, is_variance  # fmt: skip
+from trueup.foundation.facts.slots import SINGLE, is_argument, is_gradient_slot, is_incoming_gradient, is_variance  # fmt: skip
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.declared import Precision
 

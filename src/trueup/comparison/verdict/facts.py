@@ -31,7 +31,7 @@ from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.functions import FUNCTIONS, SLOPES, Function, points, steepest, steepest_backward
 from trueup.foundation.facts.operators import has, normalised, says
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels.numbers import COARSE, is_rounded
 from trueup.foundation.kernels.sketch import elements

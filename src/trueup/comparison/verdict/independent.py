@@ -32,7 +32,7 @@ from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
 from trueup.foundation.facts.arguments import other_numbers
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has, having, normalised
-from trueup.foundation.facts.roundoff import SINGLE
+from trueup.foundation.facts.slots import SINGLE
 from trueup.foundation.facts.why import Reason, Why
 
 

@@ -32,8 +32,7 @@ from trueup.comparison.verdict.judged import (
 from trueup.comparison.verdict.optimizer_updates import explain_signs, explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
-from trueup.foundation.facts.roundoff import SINGLE, roundoff, underflow
-from trueup.foundation.facts.slots import element, is_incoming_gradient, is_output
+from trueup.foundation.facts.slots import SINGLE, element, is_incoming_gradient, is_output, roundoff, underflow
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.store.declared import Precision
 from trueup.foundation.store.parallel import side_by_side
@@ -75,7 +74,7 @@ class _Judge:
         self.relative, self.known = errors.relative, known_differences(errors)
         self.applied: Applied | None = None
         self.untold = 0
-        self.rows = self._rows()
+        self.rows = self.candidate.rows(criterion)[self.calls]
         self.roundoffs = self.names.table(roundoff)
 
     def run(self) -> Verdicts:
@@ -149,12 +148,6 @@ class _Judge:
         self._by_yardstick(outputs, granted)
         granted.declared = np.where(granted.decided < REPEATS, granted.declared, 0.0)
         return granted
-
-    def _rows(self) -> Numbers:
-        firsts, kind = self.candidate.kinds
-        places = {id(row): n for n, row in enumerate(self.criterion.rows)}
-        asked = [(row.op, row.level, row.phase) for row in map(self.candidate.row, firsts.tolist())]
-        return np.array([places[id(self.criterion.row(*one))] for one in asked], np.int64)[kind[self.calls]]
 
     def _read(self) -> tuple[Numbers, Numbers]:
         """Return ``(call, entry)`` of what the calls read, sorted by call; a backward reads what its `saved` call did, too. And

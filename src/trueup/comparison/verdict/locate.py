@@ -45,8 +45,7 @@ from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.foundation.facts.arguments import equal_arguments, other_words
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import STEP, is_input, is_output, is_weight
+from trueup.foundation.facts.slots import SINGLE, STEP, is_input, is_output, is_weight, roundoff
 from trueup.foundation.facts.why import Reason, Why
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")  # kinds of what a call does itself, and not of what it was given

@@ -36,8 +36,7 @@ from trueup.comparison.verdict.regions import Call, Region, Regions, explained, 
 from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import STEP, is_gradient_of_input, is_gradient_of_step, is_input, is_output
+from trueup.foundation.facts.slots import STEP, is_gradient_of_input, is_gradient_of_step, is_input, is_output, roundoff
 from trueup.foundation.facts.why import Why
 from trueup.foundation.kernels import distance
 

@@ -38,8 +38,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import Passes, Tree
 from trueup.foundation.facts.criteria import Row
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_input, is_weight
+from trueup.foundation.facts.slots import SINGLE, is_input, is_weight, roundoff
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import distance
 from trueup.foundation.kernels.metrics import moved_otherwise

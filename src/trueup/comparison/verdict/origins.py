@@ -25,8 +25,7 @@ from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.independent import first_read_out
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.foundation.facts.criteria import Criterion
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_gradient_of_step, is_weight
+from trueup.foundation.facts.slots import SINGLE, is_gradient_of_step, is_weight, roundoff
 from trueup.foundation.facts.why import Reason
 
 Unexplained = tuple[Judged, str]  # a call, and the slot where a difference comes in that no compared call made

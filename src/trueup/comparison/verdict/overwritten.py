@@ -13,8 +13,7 @@ from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED, HALF
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.one_sided import computes
 from trueup.foundation.facts.criteria import Criterion
-from trueup.foundation.facts.roundoff import SINGLE
-from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.slots import SINGLE, is_output
 from trueup.foundation.facts.why import Reason, Why
 
 

@@ -21,8 +21,7 @@ from trueup.comparison.graph.streams import NONE, Alignment, Numbers, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.verdict.judge import judge
 from trueup.foundation.facts.criteria import Criterion, Row
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import SINGLE, is_input, is_output, roundoff
 from trueup.foundation.store.declared import Precision
 
 BRANCHES = ("branch", "pole", "sign")  # kinds of rows by which a small error of a few inputs may change all of an element

@@ -28,8 +28,7 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.verdict.judged import INCOMPARABLE, Tree
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
-from trueup.foundation.facts.slots import is_input
+from trueup.foundation.facts.slots import SINGLE, is_input, roundoff
 from trueup.foundation.kernels.sketch import splitmix64
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")

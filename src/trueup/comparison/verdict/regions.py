@@ -27,8 +27,7 @@ from trueup.comparison.verdict.parts import BRANCHES, Parts
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.criteria import Row as CriterionRow
 from trueup.foundation.facts.operators import has, having
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.slots import is_input, is_output, roundoff
 from trueup.foundation.facts.why import Reason, Why
 
 Call = tuple[int, int]  # side and call

@@ -33,8 +33,7 @@ from trueup.comparison.verdict.regions import Call, Region, Regions, behind, gra
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has
-from trueup.foundation.facts.roundoff import roundoff
-from trueup.foundation.facts.slots import STEP, is_input, is_output, is_returned
+from trueup.foundation.facts.slots import STEP, is_input, is_output, is_returned, roundoff
 
 LOST: Call = (NONE, NONE)
 """Where a difference goes that does not come together again."""

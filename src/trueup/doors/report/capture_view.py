@@ -25,8 +25,8 @@ from trueup.doors.report.document import fields
 from trueup.doors.report.terminal import plain_table
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import LEVELS
+from trueup.foundation.store.declared import policy_lines
 from trueup.foundation.store.overview import SCALE_COLUMNS, loss_scale_in
-from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.wording import clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:

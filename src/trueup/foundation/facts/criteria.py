@@ -39,8 +39,6 @@ PRESETS: tuple[str, ...] = ("bitwise", "ptdbg", "ptdbg-summary", "precision-tool
 
 FRAMEWORKS = "frameworks"  # the default between two frameworks: rows for layers, before those of the default table
 
-TF32 = 2.0**-11  # unit roundoff of a float32 operand rounded to the 10 stored bits of TF32 and HF32
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

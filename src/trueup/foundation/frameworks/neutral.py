@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trueup.foundation.facts.roundoff import SINGLE
+from trueup.foundation.facts.slots import SINGLE
 from trueup.foundation.frameworks.tables import Named, Optimizer, Own, layers_by_class, optimizers_by_class
 
 CONVERTED: Mapping[str, Callable[[Any], Any]] = {

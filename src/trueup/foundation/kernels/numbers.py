@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import SINGLE, roundoff
 
 COARSE: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 

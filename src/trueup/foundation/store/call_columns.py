@@ -20,7 +20,19 @@ from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import Pair, hexadecimal, pair
 from trueup.foundation.kernels.sketch import splitmix64
 from trueup.foundation.model import NUMBERS, CallKey, TensorStats, TrueupError
-from trueup.foundation.store.columns import NONE, Array, Numbers, Shapes, Vocabulary, counts, digests, distinct, floats, integers
+from trueup.foundation.store.columns import (
+    NONE,
+    Array,
+    Numbers,
+    Shapes,
+    Vocabulary,
+    alike_in,
+    counts,
+    digests,
+    distinct,
+    floats,
+    integers,
+)
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.read_ahead import Read
 from trueup.foundation.store.reader import Capture
@@ -109,7 +121,7 @@ class CallColumns:
         self._sketches = sketches
         self.imported = imported
         self.read, self.names, self.values, self._table = read, names, values, table
-        alike = frozenset(name for name in SHARED if table[name].equals(like._table[name])) if like is not None else frozenset()
+        alike = frozenset(name for name in SHARED if alike_in(name, table, like._table)) if like is not None else frozenset()
 
         def taken(attribute: str, of: Sequence[str], make: Callable[[], Any]) -> Any:
             return getattr(like, attribute) if alike.issuperset(of) else make()

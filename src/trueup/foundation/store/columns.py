@@ -88,6 +88,24 @@ def floats(column: pa.ChunkedArray) -> Array:
 COUNTABLE = 2.0**53  # beyond this float64 holds no count, and no tensor has so many elements
 
 
+def alike_in(name: str, first: pa.Table, second: pa.Table) -> bool:
+    """Tell whether two tables hold the same in a column. Arrow takes NaN for unlike itself, and the same words in dictionaries of
+    another order, as parts have that ended at other calls, for other words."""
+    one, other = first[name], second[name]
+    if one.equals(other):
+        return True
+    if len(one) != len(other) or one.type != other.type:
+        return False
+    if pa.types.is_floating(one.type):
+        known = one.is_valid().equals(other.is_valid())
+        return known and np.array_equal(one.to_numpy(), other.to_numpy(), equal_nan=True)
+    if not pa.types.is_dictionary(one.type):
+        return False
+    words = pa.chunked_array([*one.chunks, *other.chunks], one.type).unify_dictionaries()
+    numbers = pa.chunked_array([chunk.indices for chunk in words.chunks], one.type.index_type)
+    return bool(numbers[: len(one)].equals(numbers[len(one) :]))
+
+
 def counts(column: pa.ChunkedArray) -> Array:
     """Return counts as float64, NaN for null and for what counts nothing."""
     found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))

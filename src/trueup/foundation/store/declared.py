@@ -1,19 +1,25 @@
-"""What a run says of itself in its manifests: its framework, what it was asked to record, how its products are rounded."""
+"""What a run says of itself in its manifests: its framework, what it was asked to record, how its products are rounded, and the
+policies it ran with. A manifest is foreign: what has not the expected form is left out, never trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from trueup.foundation.facts.criteria import TF32
+from trueup.foundation.facts.slots import TF32
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.tables import FRAMEWORKS
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
 from trueup.foundation.store.layout import MONITOR
-from trueup.foundation.store.reader import Capture
+from trueup.foundation.words.wording import counted
+
+if TYPE_CHECKING:  # a process that records says this of itself, and reads no capture
+    from trueup.foundation.store.reader import Capture
 
 LONGEST = 120  # characters of a filter that are shown
+MOST_TEXT = 300  # characters of a text of a manifest that are read
+MOST = 1000  # rules of a manifest that are read, as many as a policy may have
 
 
 def framework_of(capture: Capture) -> str | None:
@@ -51,7 +57,7 @@ def lender_of(capture: Capture) -> str | None:
     """Return the capture whose inputs a run was given (``trueup capture --inputs-from``), None for an ordinary run."""
     config = capture.root.get("config")
     found = config.get("inputs_from") if isinstance(config, dict) else None
-    return found[:300] if isinstance(found, str) else None
+    return found[:MOST_TEXT] if isinstance(found, str) else None
 
 
 def filters_of(capture: Capture) -> dict[str, Reason] | None:
@@ -104,6 +110,8 @@ def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Itera
 def filters(captures: Sequence[Capture]) -> tuple[tuple[Reason, ...], ...] | None:
     """Return the filters of two captures where they differ, or None. Levels, ranks and steps show in what was recorded;
     `trueup.foundation.store.overlap` compares those."""
+    if captures[0].root.get("config") == captures[1].root.get("config"):
+        return None
     first, second = (filters_of(capture) for capture in captures)
     if first is None or second is None or first == second:
         return None
@@ -138,7 +146,7 @@ def forced(capture: Capture, levels: Sequence[str]) -> tuple[list[Reason | str],
     if lender is None:
         return [], False
     notes = [str(note) for manifest in capture.ranks.values() for note in manifest.get("notes") or ()]
-    noted = [note[:300] for note in notes if "inputs were forced" in note]
+    noted = [note[:MOST_TEXT] for note in notes if "inputs were forced" in note]
     said: list[Reason | str] = [Why.FORCED(noted[0] if noted else Why.LENT(lender)), *noted[1:2]]
     recorded = capture.root.get("levels")  # the loss is a call of level api in every capture
     blind = not any(level in recorded for level in {*levels} - {"module"}) if isinstance(recorded, list) else True
@@ -151,3 +159,85 @@ def fragments(captures: Sequence[Capture], names: Sequence[str]) -> list[Reason]
         Why.FRAGMENT(name, capture.steps[-1] if capture.steps else None, capture.unfinished[0], len(capture.unfinished) - 1 or None)
         for name, capture in zip(names, captures, strict=True) if capture.unfinished
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RuleUse:
+    """How often a rule held."""
+
+    policy: str  # path of the file
+    rule: int
+    calls: str  # which calls it is for, in words
+    change: str  # what it does to them, in words
+    matched: int = 0  # calls that it was for
+    changed: int = 0  # calls that it really changed
+    shadowed: int = 0  # calls that it would have been for, had an earlier rule not come first
+    why_not: str = ""  # why calls were left as they were
+    random: int = 0  # calls that drew random numbers in the other dtype or on the other device
+
+    @property
+    def nothing(self) -> str | None:
+        """Why the rule changed nothing, or None if it did."""
+        if self.changed:
+            return None
+        if not self.matched:
+            return f"an earlier rule came first for all {self.shadowed:,} calls" if self.shadowed else "no call matched"
+        return f"{counted(self.matched, 'call')} matched, but {self.why_not or 'there was nothing to change'}"
+
+    def __str__(self) -> str:
+        name = f"{self.policy}, rule {self.rule} ({self.calls}: {self.change})"
+        if (reason := self.nothing) is not None:
+            return f"{name} changed nothing: {reason}"
+        rest = self.matched - self.changed
+        left = f", {rest:,} left as they were ({self.why_not or 'nothing to change'})" if rest > 0 else ""
+        drew = f"; {self.random:,} drew random numbers so, perhaps others than without it" if self.random else ""
+        return f"{name}: {counted(self.changed, 'call')}{left}{drew}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form in which it stands in a manifest."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def recorded_uses(manifests: Iterable[Mapping[str, Any]]) -> tuple[RuleUse, ...]:
+    """Return the rules that a capture ran with, by the manifests of its ranks, each with its calls on all ranks."""
+    found: dict[tuple[Any, ...], RuleUse] = {}
+    for manifest in manifests:
+        for use in filter(None, map(_use, uses[:MOST] if isinstance(uses := manifest.get("policy"), list) else [])):
+            key = (use.policy, use.rule, use.calls, use.change)
+            before = found.get(key)
+            found[key] = use if before is None else replace(
+                before, matched=before.matched + use.matched, changed=before.changed + use.changed,
+                shadowed=before.shadowed + use.shadowed, why_not=before.why_not or use.why_not, random=before.random + use.random,
+            )  # fmt: skip
+    return tuple(found.values())
+
+
+def policy_lines(manifests: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return one sentence for each rule that a capture ran with."""
+    return tuple(map(str, recorded_uses(manifests)))
+
+
+def policy_note(baseline: Sequence[RuleUse], candidate: Sequence[RuleUse]) -> str | None:
+    """Say that two runs did not run with the same policy, or return None."""
+    if {(use.calls, use.change) for use in baseline} == {(use.calls, use.change) for use in candidate}:
+        return None
+    said = {side: _short(uses) for side, uses in (("baseline", baseline), ("candidate", candidate)) if uses}
+    if len(said) == 2:
+        return f"the runs were given different policies: the baseline {said['baseline']}, the candidate {said['candidate']}"
+    side, text = said.popitem()
+    return f"only the {side} was given a policy: {text}"
+
+
+def _short(uses: Sequence[RuleUse]) -> str:
+    path, changed = uses[0].policy, sum(use.changed for use in uses)
+    return f"{path} ({counted(len(uses), 'rule')}, {counted(changed, 'call')} changed)"
+
+
+def _use(said: Any) -> RuleUse | None:
+    if not isinstance(said, dict):
+        return None
+    texts = {name: str(said.get(name, ""))[:MOST_TEXT] for name in ("policy", "calls", "change", "why_not")}
+    counts = {name: said.get(name) for name in ("rule", "matched", "changed", "shadowed", "random")}
+    if not all(type(count) is int and 0 <= count < 2**53 for count in counts.values()):
+        return None
+    return RuleUse(**texts, **counts)  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ PROCESSES = "processes"
 UNRANKED = "unranked-"
 TEMPORARY = ".tmp"
 MONITOR = "monitor"  # key of the root manifest of what a monitor wrote
+FETCHED = ".fetched.json"  # in a folder of the cache: which URL it stands for
 
 RANK = re.compile(r"rank-([0-9]{5,9})")
 STEP = re.compile(r"step-([0-9]{6,9})")

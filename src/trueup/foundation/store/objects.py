@@ -39,7 +39,6 @@ NAME = re.compile(
 )
 """All files that a capture has: nothing else is put, or believed of an index."""
 STATE = ".pushed.json"  # in the spool: which index is its own
-FETCHED = ".fetched.json"  # in the cache: which URL the folder stands for
 INDEX_LIMIT = 256 * 2**20  # largest index that is read, in bytes
 AT_ONCE = 256  # files after which the index is written: what a killed push puts again
 WORKERS = 16
@@ -418,9 +417,9 @@ def fetched(url: str) -> tuple[Path, list[str], Payload]:
         problems += [f"{_index_name(n)} names {name[:80]!r}, which is no file of a capture; skipped" for name in strange[:8]]
         wanted |= {name: told for name, told in content["files"].items() if NAME.fullmatch(name)}
     folder.mkdir(parents=True, exist_ok=True)
-    durable.write_json(folder / FETCHED, {"url": url})
+    durable.write_json(folder / layout.FETCHED, {"url": url})
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:
-        if path.relative_to(folder).as_posix() not in {*wanted, FETCHED}:
+        if path.relative_to(folder).as_posix() not in {*wanted, layout.FETCHED}:
             path.unlink()  # of a capture that was there before
     missing = [name for name, told in sorted(wanted.items()) if not _is_there(folder / name, told)]
     segments = {name: wanted[name] for name in missing if "/tensors-" in name}
@@ -446,7 +445,7 @@ def fetched(url: str) -> tuple[Path, list[str], Payload]:
 def url_of_folder(folder: Path) -> str | None:
     """Return the URL that a folder of the cache stands for, None for any other: what lies there lacks tensors."""
     with suppress(OSError, TrueupError, KeyError, TypeError):
-        url = layout.url_of(layout.read_object(folder, folder / FETCHED)["url"])
+        url = layout.url_of(layout.read_object(folder, folder / layout.FETCHED)["url"])
         return url if url is not None and cached("fetched", url) == folder.absolute() else None
     return None
 

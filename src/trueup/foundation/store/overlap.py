@@ -19,12 +19,13 @@ from trueup.foundation.store.declared import (
     asked_levels,
     details,
     filters,
+    policy_note,
     precision_of,
     recorded_levels,
+    recorded_uses,
     require_common_names,
     require_records,
 )
-from trueup.foundation.store.policy_uses import policy_note, recorded_uses
 from trueup.foundation.store.reader import Capture
 from trueup.foundation.words.wording import in_runs
 

@@ -124,14 +124,15 @@ class RecordsOfStep:
 
 class Ahead:
     """Records of all captures, one place after the other. While one place is compared, columns ``needed`` by every comparison are
-    read of the next, and its sketches are compared if this place needed them. Columns ``shared`` are alike in two runs of one
-    structure. ``levels``: None reads all."""
+    read of the next, and its sketches are compared if this place needed them (``sketches`` False: nobody does). Columns ``shared``
+    are alike in two runs of one structure. ``levels``: None reads all."""
 
     def __init__(
         self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place], needed: Sequence[str],
-        shared: Collection[str],
+        shared: Collection[str], *, sketches: bool = True,
     ) -> None:  # fmt: skip
         self._captures, self._levels, self.places, self._needed = captures, levels, list(places), needed
+        self._sketches = sketches
         self._apart = {*SKETCH, *shared}
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
         self._next: list[Future[pa.Table]] = []
@@ -162,7 +163,8 @@ class Ahead:
             Records(table.result(), capture.names, partial(self._read, side, place))
             for side, (table, capture) in enumerate(zip(now, self._captures, strict=True))
         ]
-        self._sketch(place, now=sketched)
+        if self._sketches:
+            self._sketch(place, now=sketched)
         if following:
             self._next = self._begin(following[0], self._needed)
         return self._now

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import layout, objects, parts, salvage, schema, sketch_pages
+from trueup.foundation.store import layout, objects, parts, salvage, schema
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import Segment, open_segment
@@ -43,9 +43,9 @@ def open_capture(path: str | Path | Capture) -> Capture:
     if isinstance(path, Capture):
         return path
     lacking: list[str] = []
-    if (url := layout.url_of(path) or objects.url_of_folder(Path(path))) is None:
-        root, payload = Path(path), None
-    else:
+    root, payload = Path(path), None
+    url = layout.url_of(path) or (objects.url_of_folder(root) if (root / layout.FETCHED).exists() else None)
+    if url is not None:
         root, lacking, payload = objects.fetched(url)
     content = layout.read_root(root)
     found = salvage.scan(root, content)
@@ -215,8 +215,8 @@ class Capture:
                 return None
             last = part.step, part.seqs[1]
             place = part.path, part.lanes
-            read = partial(self._sound, part, sketch_pages.read, *place)
-            mapped = partial(self._sound, part, sketch_pages.mapped, *place)
+            read = partial(self._sound, part, parts.read_sketches, *place)
+            mapped = partial(self._sound, part, parts.mapped_sketches, *place)
             found.append(Piece(part.rows, part.lanes.count, read, mapped))
         return found
 

@@ -25,9 +25,8 @@ from trueup.foundation.progress import tell_written
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import durable, layout, packing, schema
 from trueup.foundation.store.ownership import Displaced, check_run, holder, take
-from trueup.foundation.store.parts import contents, sealed, told_part
+from trueup.foundation.store.parts import PAGE_BYTES, Lanes, contents, located_sketches, sealed, told_part
 from trueup.foundation.store.segment import PendingSegment
-from trueup.foundation.store.sketch_pages import PAGE_BYTES, Lanes, locate
 
 KNOWN_KEYS = 1 << 18  # payloads whose segment is remembered, some 250 bytes each
 MANY = 32  # steps of a portion from which on they are packed: of 30 ms, as portions come each second
@@ -267,7 +266,7 @@ def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
         data_page_size=PAGE_BYTES,
         metadata_collector=metadata,
     )
-    return file, locate(file, metadata[0], table)
+    return file, located_sketches(file, metadata[0], table)
 
 
 def _encode(table: pa.Table, **options: Any) -> pa.Buffer:

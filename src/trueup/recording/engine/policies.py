@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from trueup.foundation.facts.operators import has, says
-from trueup.foundation.store.policy_uses import RuleUse
+from trueup.foundation.store.declared import RuleUse
 from trueup.foundation.words.wording import say
 from trueup.recording.engine.nested import forward_replaced
 from trueup.recording.engine.ruled import CONVERTS, INSIDE, Framework, RuledCall, function_call, module_call

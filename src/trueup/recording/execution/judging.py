@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.declared import Precision, precision_of
 from trueup.foundation.store.segment import numpy_dtype

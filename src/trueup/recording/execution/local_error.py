@@ -32,7 +32,7 @@ from trueup.comparison.verdict.budget import Calls, Explanation, Tensors
 from trueup.foundation.facts import operators
 from trueup.foundation.facts.criteria import Criterion, load
 from trueup.foundation.facts.operators import has
-from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF, roundoff
+from trueup.foundation.facts.slots import SINGLE, UNIT_ROUNDOFF, roundoff
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.declared import Precision
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.foundation.facts.arguments import decoded
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.model import CallKey, TrueupError
 from trueup.foundation.store import Capture
 from trueup.foundation.store.segment import numpy_dtype

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store.declared import policy_lines
 from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, holds_records, read_root
-from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE

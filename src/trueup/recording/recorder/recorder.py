@@ -119,7 +119,7 @@ class Recorder:
         self.failure: str | None = None
         self.displaced: str | None = None  # why this process gave way to those that have a rank
         self.policy: Callable[[], list[dict[str, Any]]] | None = None
-        """Tells what a policy did so far, for the manifest (`trueup.foundation.store.policy_uses`)."""
+        """Tells what a policy did so far, for the manifest (`trueup.foundation.store.declared`)."""
         self.settings: Callable[[], dict[str, Any] | None] | None = None
         """Tells what the run is set to, where something of it is new since it was asked last, for the manifest."""
         self.call_names: Callable[[], dict[str, Any]] | None = None

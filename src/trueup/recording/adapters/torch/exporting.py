@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.fx.node import map_arg
 
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.functions import Operator
 from trueup.recording.adapters.torch.recorded_call import to_numpy

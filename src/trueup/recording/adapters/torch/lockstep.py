@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trueup.foundation.facts.operators import has
-from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.buffers import to_numpy

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from trueup.foundation.facts.operators import has, normalised
-from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import SINGLE, roundoff
 from trueup.foundation.store.declared import Precision, precision_of
 from trueup.foundation.store.layout import rank_name
 from trueup.foundation.words.wording import first_line
