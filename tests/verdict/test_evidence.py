@@ -158,7 +158,7 @@ def test_neighbours_of_an_unmatched_call(tmp_path: Path) -> None:
     result = compared(tmp_path, chain(), chain(extra=True))
     alone = Finding("unmatched", 0, 0, "forward", "aten", "a", "aten::extra", 0, None, "", side="candidate", seq=(-1, 1))
     captures = (open_capture(result.baseline.path), open_capture(result.candidate.path))
-    (found,) = with_evidence(dataclasses.replace(result, unmatched=[alone]), captures, ([], [])).unmatched
+    (found,) = with_evidence(dataclasses.replace(result, unmatched=[alone]), captures).unmatched
     assert [(near.hops, near.op, near.seq, near.side) for near in found.neighbours] == [
         (-1, "aten::neg", (0, 0), "both"),
         (1, "aten::mul", (1, 2), "both"),

@@ -240,7 +240,7 @@ class Assembly:
             return [Why.FIRST_UNSIZED(finding.sentence), *notes]
         times = finding.ratio if math.isfinite(finding.ratio) else None
         unlike = any(reason.why is Why.ALONE for reason in suspect.because)
-        return [*notes, (Why.UNLIKE_PEERS if unlike else Why.COULD_ROUND)(finding.name, finding.op, times, finding.because)]
+        return [*notes, (Why.UNLIKE_SIBLINGS if unlike else Why.COULD_ROUND)(finding.name, finding.op, times, finding.because)]
 
     def _of_casts(self, culprits: Sequence[Finding]) -> list[str]:
         if not culprits or self.comparison.overlap.mixed:

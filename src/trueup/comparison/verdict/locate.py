@@ -16,7 +16,7 @@ from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import same_shapes
 from trueup.comparison.measures.thresholds import CHANCE, GONE, SMALL
-from trueup.comparison.verdict import optimizer_updates, peers
+from trueup.comparison.verdict import optimizer_updates, siblings
 from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
@@ -87,10 +87,10 @@ def locate(
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = len(excused.rewritten[0]), len(excused.rewritten[1])
     part.stale = None if forced or criterion.limits else stale(tree, origins.made)
-    part.narrowed = None if forced or criterion.limits else peers.narrowed(tree)
+    part.narrowed = None if forced or criterion.limits else siblings.narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
-    suspects += _apart_from_peers(tree, criterion, suspects, excused) if alike and not forced else []
+    suspects += _apart_from_siblings(tree, criterion, suspects, excused) if alike and not forced else []
     unseen = overwritten(tree, criterion)
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
@@ -182,8 +182,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     tree = Tree(verdicts, alignment)
     if verdicts.errors.all_same:
         return origins.passes(tree)
-    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
-    quiet = quiet and not denormalised(tree, criterion) and peers.narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not siblings.unlike(tree)
+    quiet = quiet and not denormalised(tree, criterion) and siblings.narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
@@ -447,13 +447,13 @@ def _wrong_by_themselves(part: Part, tree: Tree, own_errors: OwnErrors) -> dict[
     return {pair: why for pair, seq in zip(asked.tolist(), seqs[1], strict=True) if (why := told.get(seq)) is not None}
 
 
-def _apart_from_peers(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
+def _apart_from_siblings(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
     """Find calls that differ of equal inputs within what rounding explains, and no other that does the same differs at all."""
     speaking, found = {s.place for s in known}, []
-    for pair, peer in peers.unlike(tree).items():
+    for pair, sibling in siblings.unlike(tree).items():
         suspect = _suspect(pair, criterion, tree)
         if suspect.place not in speaking and not excused.holds(pair):
-            other = tree.verdicts.at(peer).call.candidate
+            other = tree.verdicts.at(sibling).call.candidate
             suspect.because = (Why.ALONE(other.scope or other.op),)
             found.append(suspect)
     return found

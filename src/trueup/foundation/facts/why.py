@@ -128,7 +128,7 @@ class Why(Enum):
     SHOWS_BETWEEN = auto()  # how
     # beside a verdict
     COULD_ROUND = auto()  # name and operator of a suspect, how many times what is explained or None, what else is known
-    UNLIKE_PEERS = auto()  # the same, of one that others show to differ by itself
+    UNLIKE_SIBLINGS = auto()  # the same, of one that others show to differ by itself
     FIRST_UNSIZED = auto()  # sentence of a suspect
     DEAD_ENDS = auto()  # how many calls, side and call of the first
     COVERED = auto()  # how many calls, whether one side is a dump

@@ -147,7 +147,7 @@ WORDS = {
     Why.SHOWS_BETWEEN: "{0}, where calls between modules show",
     # beside a verdict
     Why.COULD_ROUND: "{0} ({1}) is off{2:? by {2:.1f} x what is explained}, which could be rounding{3:?; {3}}",
-    Why.UNLIKE_PEERS: "{0} ({1}) is off{2:? by {2:.1f} x what is explained}, which could be rounding{3:?; {3}}",
+    Why.UNLIKE_SIBLINGS: "{0} ({1}) is off{2:? by {2:.1f} x what is explained}, which could be rounding{3:?; {3}}",
     Why.FIRST_UNSIZED: "the first call whose outputs differ: {0}; it could be rounding",
     Why.DEAD_ENDS: "{0:,} {0:call|calls} in one run only compute what no recorded call reads, the first in the {1}: {2:call}",
     Why.COVERED: "{0:,} {0:call exists|calls exist} in only one run; {1:?the dump has none of their kind}{1:!the runs use "
@@ -209,7 +209,7 @@ LATER = {
     Why.UNREADABLE: "restore what is missing, or record that run again",
     Why.MISSING: "record that run again; what else the runs say is in the report",
     Why.WRITTEN_UNREAD: "record one step more in both runs; of the steps before, every update was compared",
-    Why.UNLIKE_PEERS: "look at what it computes in both runs; levels api and aten show what runs inside a module",
+    Why.UNLIKE_SIBLINGS: "look at what it computes in both runs; levels api and aten show what runs inside a module",
 }
 """What to do about a reason, said where nothing else is more urgent."""
 

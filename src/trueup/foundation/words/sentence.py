@@ -359,7 +359,7 @@ UNTIED = "sort stably in both runs (torch.sort(..., stable=True)), or make value
 PARTIAL = "; a gradient that is summed over several uses is recorded at level aten only, and left out here"
 """Said of gradient norms that are less than what a script prints."""
 
-OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
+OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_SIBLINGS)
 """Reasons that say what to do themselves, once calls were compared."""
 
 

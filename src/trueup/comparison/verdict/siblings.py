@@ -50,9 +50,9 @@ def unlike(tree: Tree) -> dict[int, int]:
     if not len(differ):
         return {}
     kinds = dict(zip(at.tolist(), _kinds(tree, at).tolist(), strict=True))
-    peers = {kinds[n]: int(errors.pair[n]) for n in at[same[at]][::-1].tolist()}
-    found = {int(errors.pair[n]): peers[kinds[n]] for n in differ.tolist() if kinds[n] in peers}
-    return {pair: peer for pair, peer in found.items() if _is_closed(tree, pair)}
+    siblings = {kinds[n]: int(errors.pair[n]) for n in at[same[at]][::-1].tolist()}
+    found = {int(errors.pair[n]): siblings[kinds[n]] for n in differ.tolist() if kinds[n] in siblings}
+    return {pair: sibling for pair, sibling in found.items() if _is_closed(tree, pair)}
 
 
 def _differs(tree: Tree, at: Numbers) -> Array:

@@ -48,7 +48,7 @@ def test_one_layer_of_three_that_differs_by_units_is_suspected() -> None:
     assert found([0, 2 * UNIT, 2 * UNIT]) == [("layer.1", False, SAID), ("layer.2", False, SAID)]
 
 
-def test_another_layer_of_the_same_block_is_no_peer() -> None:
+def test_another_layer_of_the_same_block_is_no_sibling() -> None:
     """Who writes ``block.norm1`` by hand in all blocks need not write ``block.norm2``, nor who writes the second layer of a
     numbered sequence the first."""
     assert found([0, 2 * UNIT, 0], scope="block.norm{}") == []
