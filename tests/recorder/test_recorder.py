@@ -108,6 +108,31 @@ def test_close_is_final(tmp_path: Path) -> None:
     assert open_capture(tmp_path / "c").ranks[0]["status"] == "complete"
 
 
+def test_closing_ends_when_the_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever closes hears of it, and does not look after a while."""
+    heard: list[bool] = []
+    recorder, began = make(tmp_path / "c"), threading.Event()
+    changed, settle = recorder._flusher.backlog._changed, recorder._flusher._settle
+    wait = changed.wait
+
+    def wait_long(seconds: float | None = None) -> bool:
+        began.set()
+        heard.append(wait(30.0))
+        return heard[-1]
+
+    def settle_late(at_once: bool) -> None:
+        began.wait(30.0)
+        settle(at_once)
+
+    monkeypatch.setattr(changed, "wait", wait_long)
+    monkeypatch.setattr(recorder._flusher, "_settle", settle_late)
+    add(recorder)
+    recorder.close()
+    assert heard
+    assert all(heard)
+    assert len(stored(tmp_path / "c")) == 1
+
+
 def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flusher, "PORTION_BYTES", 8 * module.ROW_BYTES)
     monkeypatch.setattr(flusher, "HELD_BYTES", 32 * module.ROW_BYTES)

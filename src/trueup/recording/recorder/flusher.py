@@ -80,6 +80,11 @@ class Backlog(Generic[T]):
             self._moved = time.monotonic()
             self._changed.notify_all()
 
+    def over(self) -> None:
+        """Let go on who waits: nothing more is taken."""
+        with self._changed:
+            self._changed.notify_all()
+
     def clear(self) -> None:
         """Forget everything: the capture has ended, nobody is to wait."""
         with self._changed:
@@ -121,6 +126,7 @@ class Flusher(Generic[T]):
         self.backlog: Backlog[T] = Backlog()
         self._prepare, self._gather, self._write, self._settle, self._fail, self._tell = prepare, gather, write, settle, fail, tell
         self._failed = self._closed = False
+        self._ended = False  # whether the thread has nothing more to do
         self._wake = threading.Event()
         self._starting, self._writing = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -151,9 +157,10 @@ class Flusher(Generic[T]):
         thread = self._thread
         if thread is not None:
             self._wake.set()
-            self._wait(thread.is_alive)
-            if thread.is_alive():
+            self._wait(lambda: thread.is_alive() and not self._ended)
+            if thread.is_alive() and not self._ended:
                 return False
+            thread.join()
         self._flush()
         return True
 
@@ -194,6 +201,9 @@ class Flusher(Generic[T]):
                 self._flush()
         except BaseException as error:  # noqa: BLE001 - nobody else would hear that this thread ends
             self.ended(error)
+        finally:
+            self._ended = True
+            self.backlog.over()
 
     def _flush(self, *, at_once: bool = False) -> None:
         with self._writing:

@@ -15,7 +15,6 @@ line and globals of the one that called: place, text, filters and the number of 
 
 from __future__ import annotations
 
-import ast
 import linecache
 import os
 import sys
@@ -138,7 +137,10 @@ def _line(code: CodeType, offset: int) -> int:
 CALLED = "<called>"
 """Name of the functions of `from_line`. Their frames repeat the one that they stand for."""
 
-_CALL = "lambda function, /, *args, **kwargs: function(*args, **kwargs)"
+(_CALL,) = (
+    one for one in compile("lambda function, /, *args, **kwargs: function(*args, **kwargs)", "", "eval").co_consts
+    if isinstance(one, CodeType)
+)  # fmt: skip
 _MOST = 20_000
 """Lines that are kept: a program that compiles code as it goes on has no end of them."""
 _known: dict[tuple[int, int], tuple[CodeType, CodeType]] = {}
@@ -158,7 +160,5 @@ def from_line(frame: FrameType) -> Callable[..., Any]:
 
 
 def _at(file: str, line: int) -> CodeType:
-    """Compile the call as if it stood in a line of a file."""
-    body = ast.increment_lineno(ast.parse(_CALL, mode="eval"), line - 1)
-    (found,) = (one for one in compile(body, file, "eval").co_consts if isinstance(one, CodeType))
-    return found.replace(co_name=CALLED)
+    """Return the call as if it stood in a line of a file: a code counts its lines from the first one, so nothing is compiled."""
+    return _CALL.replace(co_filename=file, co_firstlineno=line, co_name=CALLED)

@@ -243,6 +243,7 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, session: SessionCore) -> None:
         super().__init__()
         self._session = session
+        _public()  # 3 ms that the first recorded step would pay otherwise
         self._names: dict[Any, str | None] = {}
         self._simple: dict[Any, str | None] = {}
         """Those of `_names` of which nothing more is to be known: what the short way, in C, works with."""
