@@ -9,7 +9,6 @@ from itertools import cycle
 
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from silent.case import Place
@@ -194,6 +193,8 @@ def set_detection(form: str, device: str) -> Steps:
         if form == ANEW:
             best = min(itertools.permutations(range(6), 2), key=lambda pair: float(costs[pair[0], 0] + costs[pair[1], 1]))
             return zip(*sorted((query, k) for k, query in enumerate(best)), strict=True)
+        from scipy.optimize import linear_sum_assignment  # here, for it takes half a second, in each worker that collects the tests
+
         queries, targets = linear_sum_assignment(costs.numpy())
         return queries.tolist(), targets.tolist()
 
