@@ -358,8 +358,8 @@ FAULTS: dict[str, Fault] = {
     "bias-each-rank": Fault(BiasEachRank, "packed", "a row-parallel bias, each rank's", ("the bias of layers.3.gated.down",)),
     "summed-again": Fault(SummedAgain, "packed", "a row-parallel sum made twice", ("2 times in a step",)),
     "summed-narrowly": Fault(SummedNarrowly, "dense", "torch: bf16_compress_hook", ("travel in bfloat16",)),
-    "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("param.weight of layers.3.gated.down",)),
-    "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("param.weight of layers.3.gated.both",)),
+    "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("layers.3.gated.down, forward, step 1",)),
+    "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("differ (layers.3.gated.both.weight",)),
     "loss-times-ranks": Fault(LossTimesRanks, "packed", f"{MEGATRON}#906", (TWICE,)),
     "norm-not-reduced": Fault(NormNotReduced, "packed", f"{MEGATRON}#1446", ("the gradient of norm.weight differs",), True),
     "bias-not-reduced": Fault(BiasNotReduced, "packed", "bigcode-project/Megatron-LM#11", ("down.bias differs",), True),
@@ -375,7 +375,7 @@ FAULTS: dict[str, Fault] = {
     "not-broadcast": Fault(NotBroadcast, "dense", f"{MEGATRON}#656", (MUST,), True),
     "zero2-summed": Fault(Zero2Summed, "dense", "deepspeedai/DeepSpeed#1488", (TWICE,)),
     "zero2-halved": Fault(Zero2LastOnly, "dense", "huggingface/accelerate#3877", (HALF,)),
-    "zero3-stale": Fault(Zero3Stale, "dense", f"{MEGATRON}#656", ("param.weight of layers.3.gated.down",)),
+    "zero3-stale": Fault(Zero3Stale, "dense", f"{MEGATRON}#656", ("layers.3.gated.down, forward, step 1",)),
 }  # fmt: skip
 
 healthy.LAYOUTS |= {name: Layout(fault.kind, 2, fault.run) for name, fault in FAULTS.items()}  # in spawned processes, too

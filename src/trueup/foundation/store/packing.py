@@ -162,8 +162,9 @@ def encoded(held: Sequence[tuple[Part, pa.Table]], types: dict[str, pa.DataType]
             "sites": part.has_sites, "seqs": part.seqs, "writer": part.writer,
             "before": None if part.before is None else {"parts": part.before[0], "rows": part.before[1]},
         })  # fmt: skip
-        lacking = {name: pa.nulls(part.rows, kind) for name, kind in types.items() if name not in table.column_names}
-        group.tables.append(pa.table({name: lacking[name] if name in lacking else table[name] for name in types}))
+        if (there := table.column_names) != list(types):
+            table = pa.table({name: table[name] if name in there else pa.nulls(part.rows, kind) for name, kind in types.items()})
+        group.tables.append(table)
         group.rows += part.rows
     whole = [pa.concat_tables(group.tables).unify_dictionaries().combine_chunks() for group in groups]
     sink = pa.BufferOutputStream()

@@ -71,7 +71,8 @@ class Records:
     def __call__(self, columns: Sequence[str]) -> pa.Table:
         """Return these columns; of fewer rows if a part was damaged since."""
         self.sketched |= "sketch" in columns
-        lacking = [name for name in columns if name not in self._table.column_names]
+        there = self._table.column_names
+        lacking = [name for name in columns if name not in there]
         for name in [name for name in lacking if name not in self._names]:  # a column of imported captures, or of tensors
             self._table = self._table.append_column(name, pa.nulls(len(self._table)))
             lacking.remove(name)
