@@ -97,6 +97,7 @@ def comparable(result: Result) -> dict[str, Any]:
 
 def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+    monkeypatch.setitem(compare.__globals__, "same_runs", lambda *_: None)  # else no step is looked at
     comparison = compare.__globals__["Comparison"]
     part = comparison._part
     monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.extend(place[0].steps) or part(self, *place))
