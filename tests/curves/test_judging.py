@@ -123,6 +123,9 @@ def test_lines_without_steps_take_the_others_in_order() -> None:
     oftener = Run("oftener", {"loss": Series.of(enumerate(values, 1))}, counted={"loss": [n / 20 for n in range(1, 41)]})
     with pytest.raises(TrueupError, match=r"not of the same steps.\n.*\n.*\n  got:      0.1 and 0.05 in line 1"):
         judge([counts], [oftener])
+    epochs = Series.of((n, n / 20) for n in range(1, 41))
+    with pytest.raises(TrueupError, match="0.1 and 0.05 in line 1"):
+        judge([counts], [Run("state", {"loss": Series.of(enumerate(values, 1)), "epoch": epochs})])
 
 
 def test_a_negative_curve_is_compared_as_it_is() -> None:

@@ -225,8 +225,9 @@ def _in_order(
     another epoch: they are not of the same step."""
     every = [list(zip(side, held, strict=True)) for side, held in zip(runs, sides, strict=True)]
     flat = [*every[0], *every[1]]
-    epochs = [(run.name, np.asarray(run.counted[name], np.float64)) for run, (name, _) in flat if name in run.counted]
-    for (one, before), (other, after) in itertools.pairwise(epochs):
+    counts = [run.name for run, (name, _) in flat if name in run.counted]
+    said = ((run.name, _epochs(run, name, held)) for run, (name, held) in flat) if counts else ()
+    for (one, before), (other, after) in itertools.pairwise(pair for pair in said if len(pair[1])):
         count = min(len(before), len(after))
         off = np.flatnonzero(np.abs(before[:count] - after[:count]) > EPOCHS + EPOCHS * np.abs(before[:count]))
         if off.size:
@@ -237,11 +238,21 @@ def _in_order(
                 "  next:     log as often on both sides, or compare files that have steps, such as trainer_state.json"
             )
     stepped = next((held for run, (name, held) in flat if name not in run.counted), None)
-    if stepped is None or not epochs:
+    if stepped is None or not counts:
         return sides
-    notes.append(f"{epochs[0][0]}: its lines have no step, and take the steps of the other runs in their order")
+    notes.append(f"{counts[0]}: its lines have no step, and take the steps of the other runs in their order")
     steps = stepped.steps
     return [[(name, held.at(steps) if name in run.counted else held) for run, (name, held) in side] for side in every]
+
+
+def _epochs(run: Run, name: str, held: Series) -> Numbers:
+    """Return the epoch of each number of a series, where the run says it; else nothing."""
+    if name in run.counted:
+        return np.asarray(run.counted[name], np.float64)
+    beside = next((one for key, one in run.series.items() if plain(key) == "epoch"), None)
+    if beside is None or not np.isin(held.steps, beside.steps).all():
+        return np.zeros(0)
+    return beside.values[np.searchsorted(beside.steps, held.steps)]
 
 
 def _names(sides: Sequence[Sequence[tuple[str, Series]]], notes: list[str]) -> tuple[str, str]:
