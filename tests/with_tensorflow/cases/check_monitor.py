@@ -125,7 +125,8 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
 
 
 SCRIPT = """
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
+tf.config.threading.set_inter_op_parallelism_threads(2)  # refused once a device is in use
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
 model.compile("adam", "mse")

@@ -71,10 +71,8 @@ class TensorFlowProbe(StepProbe):
         self._depth = 0  # calls of functions under way
         self._complete = False
         self._thread = threading.get_ident()
-        with tf.init_scope():
-            self._counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="trueup_step")
-            self._every = tf.Variable(0, dtype=tf.int64, trainable=False, name="trueup_every")
-        self._stands = 0, 0  # what these two hold
+        self._stands = 0, 0  # step, and steps between two that have everything
+        self._made: tuple[Any, Any] | None = None  # variables that hold these
 
     def make_layers(self) -> KerasLayers:
         return KerasLayers(self)
@@ -128,11 +126,23 @@ class TensorFlowProbe(StepProbe):
     def align(self) -> None:
         """Have the variables that graphs read say what the listener does."""
         step = self._listener.step
-        stands = step, 0 if self._listener.paused else self._wanted.apart(step)
-        for variable, was, now in zip((self._counter, self._every), self._stands, stands, strict=True):
+        self._stand(step, 0 if self._listener.paused else self._wanted.apart(step))
+
+    def _stand(self, *stands: int) -> None:
+        for variable, was, now in zip(self._made or (), self._stands, stands, strict=False):
             if was != now:
                 variable.assign(now)
-        self._stands = stands
+        self._stands = stands[0], stands[1]
+
+    def _told(self) -> tuple[Any, Any]:
+        """Return the variables that a graph reads. The first graph makes them: a variable starts TensorFlow's devices, and what a
+        script sets of them (``tf.config``) comes before that."""
+        if self._made is None:
+            with tf.init_scope():
+                named = zip(self._stands, ("trueup_step", "trueup_every"), strict=True)
+                step, every = (tf.Variable(now, dtype=tf.int64, trainable=False, name=name) for now, name in named)
+            self._made = step, every
+        return self._made
 
     # ---------------------------------------------------------------- numbers
     @property
@@ -165,8 +175,8 @@ class TensorFlowProbe(StepProbe):
     def _flag(self, graph: Any) -> Any:
         found = self._flags.get(graph)
         if found is None:
-            every = self._every.read_value()
-            found = (every > 0) & tf.equal(tf.math.floormod(self._counter.read_value(), tf.maximum(every, 1)), 0)
+            counter, every = (one.read_value() for one in self._told())
+            found = (every > 0) & tf.equal(tf.math.floormod(counter, tf.maximum(every, 1)), 0)
             self._flags[graph] = found
         return found
 
@@ -189,7 +199,7 @@ class TensorFlowProbe(StepProbe):
         parts = [[one for one in waiting if one[3] is kind] for kind in (False, True)]
         flag = tf.cast(self._flag(graph), tf.float32)
         vectors = [tf.concat([one[0] for one in part], 0) if part else tf.zeros([0]) for part in parts]
-        counted = tf.identity(self._counter.assign_add(1))
+        counted = tf.identity(self._told()[0].assign_add(1))
         tap(graph, [flag, *vectors, counted], partial(self._arrived, blocks, parts))
         return None
 
@@ -213,9 +223,7 @@ class TensorFlowProbe(StepProbe):
             self._listener.failed(error, "a step in a function")
 
     def _ended(self) -> None:
-        self._stands = self._listener.step, self._stands[1]
-        self._counter.assign(self._listener.step + 1)
-        self._stands = self._listener.step + 1, self._stands[1]
+        self._stand(self._listener.step + 1, self._stands[1])
 
     def drain(self) -> None:
         """Nothing is under way between steps."""
