@@ -2,6 +2,7 @@
 
     python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 5 minutes; without --rival Trueup alone
     python benchmarks/monitoring.py part                                 # a minute: CPU time of the monitor's own code
+    python benchmarks/monitoring.py part --first 0                       # of its beginning, which has everything in 42 of 100 steps
     python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, 11 faults
 
 `cost`: the GPT of `models.py`, one thread. A process switches the monitor off and on in turn (TrainerMon cannot be taken off again:
@@ -100,7 +101,7 @@ def with_trainer_mon(step: Any, folder: Path, blocks: int) -> list[tuple[float, 
     return [(cpu, (own := seconds(step, BLOCK))[0] / cpu, own[1] / wall) for cpu, wall in plain]
 
 
-def part(steps: int) -> None:
+def part(steps: int, first: int) -> None:
     """Print CPU time of the monitor's own code, by hook, and that of only reading what it reads."""
     import torch
 
@@ -142,9 +143,10 @@ def part(steps: int) -> None:
     timed(TorchLayers, "_ran", lambda *_: "a module's hook")
     timed(Monitor, "ended", lambda *_: "writing and judging")
     timed(SeriesWriter, "_write", lambda *_: "files")
-    given = {"every": EVERY, "step": LATER}
+    given = {"every": EVERY, "step": first}
     with tempfile.TemporaryDirectory() as folder, trueup.monitor(step.model, step.optimizer, Path(folder) / "m", **given):
-        seconds(step, EVERY + 1)
+        if first:
+            seconds(step, EVERY + 1)
         spent.clear()
         own = seconds(step, steps)[0]
     table = [one for p in step.model.parameters() for one in (p.data_ptr(), 0, 0, 0, p.numel())]
@@ -253,12 +255,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--first", type=int, default=LATER, help="the step that `part` begins with")
     parser.add_argument("--tool", choices=("trueup", "msprobe"))
     given = parser.parse_args()
     if given.what == "one":
         measured(given.tool, given.blocks)
     elif given.what == "part":
-        part(10 * EVERY)
+        part(10 * EVERY, given.first)
     elif given.what == "cost":
         cost(given.rival, given.rounds, given.blocks)
     else:

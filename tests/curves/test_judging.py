@@ -124,7 +124,7 @@ def test_lines_without_steps_take_the_others_in_order() -> None:
     with pytest.raises(TrueupError, match=r"not of the same steps.\n.*\n.*\n  got:      0.1 and 0.05 in line 1"):
         judge([counts], [oftener])
     epochs = Series.of((n, n / 20) for n in range(1, 41))
-    with pytest.raises(TrueupError, match="0.1 and 0.05 in line 1"):
+    with pytest.raises(TrueupError, match=r"0.1 and 0.05 in line 1"):
         judge([counts], [Run("state", {"loss": Series.of(enumerate(values, 1)), "epoch": epochs})])
 
 

@@ -442,19 +442,25 @@ def far(one: Left) -> str:
     return f"{said} {'lower' if one.difference < 0 else 'higher'}; {known}"
 
 
+def _do(count: int, verb: str) -> str:
+    return f"{count:,} {verb}{'s' if count == 1 else ''}"
+
+
 def _sentence(verdict: VerdictWord, left: list[Left], differing: int, count: int, span: tuple[int, int, int]) -> str:
     where = f"{counted(count, 'series', 'series')} over {counted(span[2], 'step')} ({span[0]:,} to {span[1]:,})"
     if left:
         first = left[0]
         rank = f", rank {first.rank}" if any(one.rank for one in left) else ""
         loss = next((one for one in left if one.series == "loss"), None)
+        both = f"{_do(len(left), 'leave')} and {_do(differing, 'differ')}"
         return "\n".join((
             f"DEVIATES  {spoken(first.series)} leaves first, at step {first.beyond:,}{rank}",
             f"          {number(first.baseline, 6)} in the baseline, {number(first.candidate, 6)} in the candidate: {far(first)}",
-            f"          it differs from step {first.exact:,} on; of {where} {len(left):,} leave and {differing:,} differ",
+            f"          it differs from step {first.exact:,} on; of {where} {both}",
             f"          the loss leaves at step {loss.beyond:,}" if loss else "          the loss does not leave",
         ))  # fmt: skip
     head = {"aligned": "ALIGNED", "inconclusive": "COULD NOT TELL"}.get(verdict, "")
     if not differing:
         return f"{head}  the same number at each step in {where}"
-    return f"{head}  no series leaves the noise of its own steps: {differing:,} of {where} differ by less"
+    less = _do(differing, f"of {where} differ")
+    return f"{head}  no series leaves the noise of its own steps: {less} by less"
