@@ -19,7 +19,7 @@ LAYERS = 6
 GRADIENTS = tuple(f"gradient_norm/l{k}" for k in range(LAYERS))
 UPDATES = tuple(f"update_ratio/l{k}" for k in range(LAYERS))
 OUTPUTS = tuple(f"activation_{kind}/l{k}" for k in range(LAYERS) for kind in ("rms", "zeros"))
-LOSS, TOTAL, ROUTER = ("loss",), ("gradient_norm",), ("router_load/l3",)
+LOSS, TOTAL, ROUTER, SKIPPED = ("loss",), ("gradient_norm",), ("router_load/l3",), ("skipped",)
 Spoil = Callable[[int, dict[str, np.ndarray]], None]
 
 
@@ -38,7 +38,7 @@ def run(spoil: Spoil = lambda *_: None, steps: int = 400, seed: int = 0) -> list
         total = np.sqrt(np.sum(held["gradients"] ** 2, keepdims=True))
         blocks: list[Block] = [
             (LOSS, held["loss"]), (OUTPUTS, held["outputs"]), (TOTAL, total), (GRADIENTS, held["gradients"]),
-            (UPDATES, held["updates"]), (ROUTER, held["router"]),
+            (UPDATES, held["updates"]), (ROUTER, held["router"]), (SKIPPED, held.get("skipped", np.zeros(1))),
         ]  # fmt: skip
         found += alerts.take(step, blocks)
     return found
@@ -89,6 +89,19 @@ def test_planted_faults(fault: str) -> None:
 
 def test_healthy_noise_gives_none() -> None:
     assert run(steps=800, seed=1) == []
+
+
+def test_steps_that_only_add_up_gradients_freeze_nothing() -> None:
+    def accumulate(step: int, held: dict[str, np.ndarray]) -> None:
+        held["skipped"] = np.array([float(step % 4 < 3)])
+        held["updates"] *= step % 4 == 3
+
+    def freeze(step: int, held: dict[str, np.ndarray]) -> None:
+        accumulate(step, held)
+        held["updates"][2] *= step < AT
+
+    assert run(accumulate, steps=900) == []
+    assert [(one.rule, one.series, one.step) for one in run(freeze)] == [("frozen", "update_ratio/l2", AT + 11)]
 
 
 def test_the_earliest_layer_is_named_first() -> None:

@@ -145,6 +145,20 @@ def test_the_command_needs_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {"gradient_norm/dense", "gradient_norm/dense_1", "update_ratio/dense_1", "activation_zeros/dense"} <= set(read.names(0))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_steps_that_only_add_up_gradients_are_skipped(tmp_path: Path, eager: bool) -> None:
+    made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")])
+    made.compile(keras.optimizers.Adam(0.1, gradient_accumulation_steps=3), "mse", run_eagerly=eager, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    with trueup.monitor(made, None, tmp_path / "m", every=1) as monitor:
+        made.fit(x, x[:, :2], batch_size=2, verbose=0)
+    assert (monitor.failure, monitor.alerts) == (None, [])
+    read = SeriesReader(tmp_path / "m")
+    assert read.column(0, "skipped").tolist() == [1, 1, 0, 1, 1, 0]
+    assert (read.column(0, "update_ratio/out") > 0).tolist() == [False, False, True, False, False, True]
+    assert read.column(0, "momentum_to_variance/out")[:2].tolist() == [0, 0]
+
+
 def test_what_xla_compiles_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse", jit_compile=True)

@@ -9,8 +9,9 @@ medians of its two halves, and the MAD around that. No rule looks before a windo
 - **drift**: a two-sided CUSUM of clipped deviations from the median (Page 1954; k = 1), in units of their long-run deviation
   under the lag-1 correlation and the tail of the window; its limit gives one alarm of all series in `HORIZON` steps for normal
   noise (Siegmund 1985). Only a move by the factor of the kind counts (`moved`): what is significant and small is no alert.
-- **frozen**: the update ratio is exactly 0 three times, while the gradient is not. **vanishing**: a layer's gradient is below
-  1e-7 of the whole three times, and was above 1e-6. **dead**: outputs are zeros or saturated (99.9 %) three times, and were not.
+- **frozen**: the update ratio is exactly 0 three times, while the gradient is not; skipped steps are left out.
+  **vanishing**: a layer's gradient is below 1e-7 of the whole three times, and was above 1e-6. **dead**: outputs are zeros or
+  saturated (99.9 %) three times, and were not.
 - **desync**: a parameter's digest differs from the neighbour rank's, where it was equal before.
 
 Alerts of one step are one: the earliest in forward order is named, the others are counted.
@@ -76,6 +77,7 @@ class Alerts:
     def take(self, step: int, blocks: Sequence[Block]) -> list[Alert]:
         """Take a step's numbers and return the alert that they give, if any."""
         found: list[tuple[int, int, str, float, str]] = []  # rule, place, series, value, words
+        skipped = any(names[0] == "skipped" and bool(values[0]) for names, values in blocks)
         for names, values in blocks:
             past = self._blocks.get(id(names))
             if past is None or past.names is not names:
@@ -84,7 +86,7 @@ class Alerts:
                 for name in self._replicas.take(step, names, values):
                     said = f"the parameter {name[7:]} is no longer the same on ranks {self._rank - 1} and {self._rank}"
                     found.append((RULES.index("desync"), self._place(name), name, math.nan, said))
-            elif past.judged:
+            elif past.judged and not (skipped and past.of_updates):
                 for rule, place, value, words in past.take(values, self._judged):
                     name = names[place]
                     found.append((RULES.index(rule), self._place(name), name, value, words))
@@ -133,6 +135,7 @@ class _Past:
             )
         )  # fmt: skip
         k = self.judged
+        self.of_updates = bool(self._frozen.any())
         self._has_exact = bool((self._frozen | self._vanishing | self._dead).any())
         self._ring, self._count = np.zeros((WINDOW, k)), 0
         self._middle, self._slope, self._scale = np.zeros(k), np.zeros(k), np.ones(k)

@@ -44,6 +44,7 @@ FEWEST = 20  # steps of a series that tell its noise
 EXACT = 1e-12  # of the largest number: the noise of a constant series
 LEAST = 0.02  # on the log scale or of a linear series' size: 2 % is no event, as for alerts
 SET = 1e-6  # relative, of what is set: beyond it is no rounding
+MOVES = 3  # times as far as a later update moves a norm the first one may have: those of Adam are of one size
 QUANTILE, NORMAL_QUANTILE = 0.8, 1.81  # of absolute increments; of normal noise it is so many deviations of a single value
 FIRST_BLOCK, LAG = 16, 8  # values of the first block; lags up to an eighth of a block
 EARLY = 130  # steps that tell whether the runs share their batches
@@ -272,8 +273,9 @@ def _shared(sides: Sequence[SeriesReader | Joined], rank: int, names: Sequence[s
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _other_weights(sides: Sequence[SeriesReader | Joined], rank: int, names: Sequence[str]) -> str | None:
-    """Return a layer whose weights differ in the first step by more than two first updates can have moved them; None: there is
-    none, or the runs do not begin with the same step."""
+    """Return a layer whose weights differ in the first step by more than two first updates can have moved them: by their size, and
+    by what the next ones do to the norm, which is far less, for they hardly point where the weights do. None: there is none, or
+    the runs do not begin with the same step."""
     first = [side.steps(rank)[:1] for side in sides]
     if not np.array_equal(first[0], first[1]):
         return None
@@ -282,9 +284,16 @@ def _other_weights(sides: Sequence[SeriesReader | Joined], rank: int, names: Seq
         moved = f"update_ratio/{scope}"
         if kind == "weight_norm" and moved in names:
             weights, updates = ([side.column(rank, one)[0] for side in sides] for one in (name, moved))
-            if abs(math.log(max(weights[1], 1e-300) / max(weights[0], 1e-300))) > max(sum(updates), SET):
+            later = sum(_moves(side.column(rank, name)) for side in sides)
+            if abs(math.log(max(weights[1], 1e-300) / max(weights[0], 1e-300))) > max(min(sum(updates), MOVES * later), SET):
                 return scope
     return None
+
+
+def _moves(norms: NDArray[np.float64]) -> float:
+    """Return how far the logarithm of a norm moves at most between two of the first steps that have it."""
+    held = norms[np.isfinite(norms)][: OF + 1]
+    return float(np.abs(np.diff(np.log(np.maximum(held, 1e-300)))).max(initial=0.0)) if len(held) > 1 else math.inf
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")

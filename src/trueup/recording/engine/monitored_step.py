@@ -320,7 +320,7 @@ class StepProbe(ABC):
         return self._listener.paused
 
     def skipped(self, skipped: Any) -> None:
-        """Say whether loss scaling skipped the step."""
+        """Say whether the optimizer left the weights as they are: loss scaling skipped the step, or gradients are accumulated."""
         self._host.append((SKIPPED, np.array([float(skipped)])))
 
     def end_step(self) -> None:
@@ -471,9 +471,10 @@ class Plan:
             of_v, of_m, larger = got.reshape(3, -1)
             v, m = self._of_layers(of_v), self._of_layers(of_m)
             with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where(m == 0, 0.0, m / np.sqrt(v))  # nothing was stepped yet
                 return [
                     (self._labels["momentum_norm"], m), (self._labels["variance_norm"], v),
-                    (self._labels["momentum_to_variance"], m / np.sqrt(v)),
+                    (self._labels["momentum_to_variance"], ratio),
                     (self._labels["momentum_above_variance"], (1 - self._sums(larger) / sizes) / 2),
                 ]  # fmt: skip
 

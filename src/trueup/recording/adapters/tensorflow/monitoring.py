@@ -64,6 +64,7 @@ class TensorFlowProbe(StepProbe):
         self._samples: Any = 0.0
         self._running: list[str] = []  # scopes of the layers that run
         self._stepping = self._scaling = False
+        self._waits: Any = 0.0  # 1 where the gradients of this step only wait to be added to those of later ones
         self._compiled: list[Any] = []  # functions under way that XLA compiles, outermost first
         self._said: set[str] = set()
         self._flags: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -435,6 +436,8 @@ class TensorFlowProbe(StepProbe):
                     self._names.setdefault(id(one), f"{name}.{one.name}".lstrip("."))
         for one in held:
             self._names.setdefault(id(one), str(getattr(one, "path", one.name)).replace("/", "."))
+        if count := getattr(optimizer, "gradient_accumulation_steps", None):
+            self._waits = tf.cast(tf.math.floormod(read(optimizer._iterations) + 1, count) != 0, tf.float32)
         stepped = self.stepped_by(optimizer)
         if stepped is None:
             return
@@ -466,8 +469,8 @@ class TensorFlowProbe(StepProbe):
             return
         self.after(optimizer)
         self._waiting = [one for one in self._waiting if getattr(one[0], "graph", None) is graph]
-        self.end(optimizer, skipped=skipped)
-        self._gradients, self._variables = {}, []
+        self.end(optimizer, skipped=tf.maximum(tf.cast(skipped, tf.float32), self._waits))
+        self._gradients, self._variables, self._waits = {}, [], 0.0
 
     @property
     def idle(self) -> bool:
