@@ -334,7 +334,8 @@ def _apart(
         return stays
     before, told = float(b[place]), (float(difference[place]), float(noise[place]))
     if logarithmic:
-        told = math.expm1(min(told[0], 700.0)), math.expm1(min(told[1], 700.0))
+        most = abs(math.expm1(math.copysign(min(told[1], 700.0), told[0])))  # 79 % lower is 368 % higher
+        told = math.expm1(min(told[0], 700.0)), most
     elif before:
         told = told[0] / abs(before), told[1] / abs(before)
     return Left(rank, name, exact, int(steps[place]), before, float(c[place]), *told, relative=logarithmic or before != 0)
