@@ -448,7 +448,9 @@ def far(one: Left) -> str:
     if not math.isfinite(one.difference):
         return "one is NaN or Inf"
     said, limit = (size(n, one) for n in (one.difference, one.noise))
-    known = "it is set and has no noise" if kind_of(one.series).settled == "set" else f"up to {limit} is noise there"
+    settled = kind_of(one.series).settled
+    still = settled == "set" or (settled and one.noise < SET)
+    known = f"it is {settled} and has no noise" if still else f"up to {limit} is noise there"
     return f"{said} {'lower' if one.difference < 0 else 'higher'}; {known}"
 
 
