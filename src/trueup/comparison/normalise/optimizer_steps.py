@@ -122,11 +122,26 @@ def _read_later(stream: Stream, capture: Capture) -> set[Place]:
     at &= (stream.producers != NONE) & (stream.step[stream.producers] < stream.step[stream.call])
     found = set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
     following = [step for step in capture.steps if step > stream.steps[-1]][:1]
+    found |= set() if following else _as_before(stream, capture)
     if following:
         table = capture.records(["producer_seq", "producer_slot"], rank=stream.rank, step=following, phase="optimizer")
         seqs, slots = table["producer_seq"].to_pylist(), table["producer_slot"].cast(pa.string()).to_pylist()
         found |= {(seq, stream.names.number(slot)) for seq, slot in zip(seqs, slots, strict=True) if slot is not None}
     return found
+
+
+def _as_before(stream: Stream, capture: Capture) -> set[Place]:
+    """Return what a step after the last one would read: of the same calls what the last one reads of the step before it."""
+    last = int(stream.steps[-1])
+    before = [step for step in capture.steps if step < last][-1:]
+    rows = capture.records(["seq", "op"], rank=stream.rank, step=before, phase="optimizer")
+    calls = dict(sorted(zip(rows["seq"].to_pylist(), rows["op"].to_pylist(), strict=True)))
+    its = np.flatnonzero(stream.during("optimizer") & (stream.step == last))
+    if [stream.names.names[op] for op in stream.op[its]] != list(calls.values()):
+        return set()
+    same = dict(zip(calls, stream.seq[its].tolist(), strict=True))
+    at = np.isin(stream.call, its) & np.isin(stream.producer, list(calls))
+    return {(same[seq], slot) for seq, slot in zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True)}
 
 
 def _match(baseline: Step, candidate: Step, streams: tuple[Stream, Stream]) -> bool:
@@ -261,7 +276,7 @@ def _replaced(column: pa.ChunkedArray, at: Array, values: list[Any]) -> pa.Chunk
 class Optimizer:
     """The calls of an optimizer in one step. ``later``: what later ones read, as ``(seq, number of the slot's name)``."""
 
-    def __init__(self, stream: Stream, step: int, later: Collection[Place]) -> None:
+    def __init__(self, stream: Stream, step: int, later: set[Place]) -> None:
         self.stream, self.step, self.later = stream, step, later
         optimizer = stream.during("optimizer") & (stream.step == step)
         outermost = optimizer & ~np.r_[optimizer, False][stream.parents]
@@ -344,7 +359,10 @@ class Optimizer:
                 found[k] = name[0]
             elif stream.producer[k] == NONE and stream.is_identified[k]:
                 by_digest[int(stream.identity[k])].append(k)
-        for digest, chains in by_digest.items():
+        for digest, chains in sorted(by_digest.items(), key=lambda one: len(one[1])):
+            if len(chains) > 1:  # a state of zeros is no bias of zeros: other operators write it than other weights
+                written_by = set(stream.op[stream.call[[self.chain_ends[k] for k in found]]].tolist())
+                chains = [k for k in chains if stream.op[stream.call[self.chain_ends[k]]] in written_by] or chains
             names, ends = read.get((NONE, digest), []), {self.chain_ends[k] for k in chains}
             if len(chains) > 1 and names:  # what is made of another one is its average
                 chains = [k for k in chains if not (ends - {self.chain_ends[k]}) & {*self._sources(self.chain_ends[k], set())[1]}]
@@ -377,7 +395,7 @@ class Optimizer:
         readers, seen = set[tuple[int, Place]](), defaultdict[str, dict[Place, None]](dict)
         for k in self._given_forward:
             place, call = self._place(k), int(stream.call[k])
-            if place not in wanted:
+            if place not in wanted or has(self._op(call), "shape"):
                 continue
             inside = any((above, place) in readers for above in stream.around(call))
             readers.add((call, place))
@@ -457,44 +475,66 @@ class Optimizer:
 
     def updates(self) -> Step | None:
         """Return what became of each weight, None where no weight was found."""
-        found, kept = dict[str, Update](), set[int]()
+        found, kept, begun = dict[str, Update](), set[int](), set[int]()
         for start, name in self.weights.items():
             end = self.chain_ends[start]
             outside, here = self._sources(end)
-            beside = [k for k in self._operands(end) if self.starts.get(k) != start]
-            update = found[name] = Update(start, end, added=beside)
+            update = found[name] = Update(start, end, added=[k for k in self._operands(end) if self.starts.get(k) != start])
             states: dict[int, tuple[int, int]] = {}
             for k in outside:
-                chain = self.starts.get(k, k)
+                chain = self._chain(k)
                 if self._is_same(k, start) or any(self._is_same(k, other) for other in update.gradients):
                     continue
                 if self._is_gradient(k):
                     update.gradients.append(k)
                 else:
                     states.setdefault(chain, (chain, self.chain_ends.get(chain, NONE)))
+            here += [e for k in update.gradients for e in self._lasting[self._place(k)]]
             for e in here:
                 last = self.chain_ends.get(self.starts.get(e, NONE), e)
                 if last != end and self._is_read_later(last) and last not in {after for _, after in states.values()}:
                     given = self._sources(last)[0]  # a new tensor may be what became of a state that nobody overwrites
                     old = [k for k, (before, after) in states.items() if after == NONE and before in given]
-                    states[old[0] if len(old) == 1 else last] = (old[0] if len(old) == 1 else NONE, last)
+                    before = old[0] if len(old) == 1 else self.starts.get(last, NONE)
+                    states[before if before != NONE else last] = (before, last)
             update.states = [states[k] for k in sorted(states)]
             kept |= {end, *(after for _, after in update.states if after != NONE)}
-        if not found:
-            return None
-        return Step(found, list(self._counters(kept).values()), self._all_for(kept))
+            begun |= {self._maker(before) for before, _ in update.states if before != NONE} - {NONE}
+        return Step(found, list(self._counters(kept).values()), self._all_for(kept, begun)) if found else None
+
+    def _chain(self, k: int) -> int:
+        """Return the first slot of the chain whose start a slot reads, maybe beside the call that overwrites it; else the slot."""
+        return self.starts.get(k, self._begun.get(self._producer(k), k) if self.stream.producer[k] != NONE else k)
+
+    @cached_property
+    def _begun(self) -> dict[Place, int]:
+        return {self._producer(start): start for start in self.chain_ends if self.stream.producer[start] != NONE}
+
+    @cached_property
+    def _lasting(self) -> defaultdict[Place, list[int]]:
+        """What later steps read, by what it was made of: a moment that the weight does not need yet (RAdam's, Lion's)."""
+        found = defaultdict[Place, list[int]](list)
+        for place in sorted(self.later & self.made.keys()):
+            for k in self._sources(self.made[place])[0]:
+                found[self._place(k)].append(self.made[place])
+        return found
 
     def _is_same(self, k: int, other: int) -> bool:
         """Tell whether two slots hold one tensor: a moment of zeros is made "like" the weight."""
         stream = self.stream
-        if self._producer(k) == self._producer(other) and stream.producer[k] != NONE:
-            return True
-        return bool(stream.is_identified[k] and stream.is_identified[other] and stream.identity[k] == stream.identity[other])
+        made = stream.producer[k] != NONE and self._producer(k) == self._producer(other)
+        known = stream.is_identified[k] and stream.is_identified[other]
+        return bool(made or (known and stream.identity[k] == stream.identity[other]))
 
     def _is_gradient(self, k: int) -> bool:
         """Tell whether what is no weight was made in this step, or nobody knows where; states are an earlier step's."""
         made = int(self.stream.producer[k])  # of a level that was not read, maybe
-        return made >= self._first or (made == NONE and k not in self.starts)
+        return self._maker(k) == NONE and (made >= self._first or (made == NONE and k not in self.starts))
+
+    def _maker(self, k: int) -> int:
+        """Return the call that made a state of nothing, as an optimizer's constructor does; else `NONE`."""
+        call = self.stream.find(int(self.stream.producer[k]))
+        return call if call != NONE and has(self._op(call), "shape") else NONE
 
     def _is_read_later(self, e: int) -> bool:
         return (int(self.stream.seq[self.stream.call[e]]), int(self.stream.slot[e])) in self.later
@@ -511,8 +551,9 @@ class Optimizer:
         ]  # fmt: skip
         return {int(stream.identity[e]): e for e in sorted(ends, key=lambda e: float(stream.mean[e]))}
 
-    def _all_for(self, kept: Iterable[int]) -> Numbers:
-        """Return the calls on the way to some slots, views, what works on single elements alone, and all inside them."""
+    def _all_for(self, kept: Iterable[int], begun: set[int]) -> Numbers:
+        """Return some calls and those on the way to some slots, all inside them, views, what works on single elements alone, and
+        what goes among them into one that nobody reads: Python does (``param.norm().item()``)."""
         stream = self.stream
         done, pending = set[int](), {int(stream.call[e]) for e in kept}
         while pending:
@@ -521,10 +562,14 @@ class Optimizer:
             its = {self.made.get(self._producer(k), NONE) for k in stream.slots(call).values()} - {NONE}
             pending |= {int(stream.call[e]) for e in its} - done
         read = {*stream.producer.tolist(), *(seq for seq, _ in self.later)}
+        sizes = np.nan_to_num(stream.numel)
+        small = [call for call in self.calls if sizes[stream.starts[call] : stream.starts[call + 1]].max(initial=0) == 1]
+        done |= set(small) - self._afterwards
         for call in self.calls:
-            largest = np.nan_to_num(stream.numel[stream.starts[call] : stream.starts[call + 1]]).max(initial=0)
-            if (largest == 1 and call not in self._afterwards) or (int(stream.seq[call]) not in read and self._is_view(call)):
+            told = min(done) < call < max(done) and (stream.numel[stream.slots_of(call, is_output)] == 1).all()
+            if int(stream.seq[call]) not in read and (told or self._is_view(call)):
                 done.add(call)
+        done |= begun
         pending = set(done)
         while pending:
             inside = stream.inside(pending.pop()).tolist()
