@@ -18,7 +18,7 @@ from trueup.comparison.measures.foreign import compare_checksums, compare_statis
 from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.arguments import shared, what_matters
-from trueup.foundation.facts.slots import is_discrete, is_foreign, is_output, is_written, roundoff
+from trueup.foundation.facts.slots import is_discrete, is_foreign, is_of_module, is_output, is_written, roundoff
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
 from trueup.foundation.kernels import MASKING, Pair, at_least
@@ -204,6 +204,8 @@ def measure(
         if baseline.mixed and baseline.op[calls[0][n]] == baseline.names.number(STEP):  # a weight that one packs with others
             lone += sum(map(is_output, lacking))
             lacking = []
+        if baseline.op[calls[0][n]] != candidate.op[calls[1][n]]:  # another class at the path of a module names its own
+            lacking = [name for name in lacking if not is_of_module(name)]
         if lacking:
             one_sided[n] = tuple(lacking)
     if more:

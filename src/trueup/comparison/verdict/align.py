@@ -21,7 +21,7 @@ from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Number
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.foundation.facts.arguments import other_numbers
 from trueup.foundation.facts.operators import having
-from trueup.foundation.facts.slots import SINGLE, is_input
+from trueup.foundation.facts.slots import SINGLE, is_input, is_of_module
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.kernels.sketch import splitmix64
 
@@ -136,7 +136,8 @@ def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int]
     if mixed:  # another tool sees other slots of a call, but hardly another first result
         first = [stream.names.number(name) for name in FIRST]
         slots = [[k for k in its if stream.slot[k] in first] for its in slots]
-    is_complex = stream.names.table(_is_complex)
+    is_complex, own = stream.names.table(_is_complex), stream.names.table(is_of_module)
+    slots = [[k for k in its if not own[stream.slot[k]]] for its in slots]
     found = [
         (int(ops[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k]), bool(is_complex[stream.dtype[k]])) for k in its))
         for call, its in zip(calls, slots, strict=True)
@@ -166,6 +167,7 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     keys = [(baseline.scope, baseline.matched_by), _told(candidate, mapping)]
     scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
     told = (scopes[1] != candidate.scope) | (ops[1] != candidate.op)
+    ops = ops[0], _of_one_path(streams, (scopes[0], scopes[1]), ops)
     scopes = _without_scopes(streams, scopes)
     # a map of two frameworks names all modules that both have: what is left is an activation here and a container there
     others = {} if baseline.mixed and mapping.modules else renamed(baseline, candidate, (scopes[0], scopes[1]), ops)
@@ -197,6 +199,17 @@ def _told(stream: Stream, mapping: Mapping) -> tuple[Numbers, Numbers]:
     scopes = stream.names.renamed(stream.scope, mapping.scope) if mapping.scopes or mapping.modules else stream.scope
     told = stream.names.renamed(stream.op, mapping.op) if mapping.ops else stream.op
     return scopes, np.where(told == stream.op, stream.matched_by, told)
+
+
+def _of_one_path(streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers]) -> Numbers:
+    """Return the candidate's operators; a module at the path of one of the baseline's has its class: it stands there now."""
+    at = [stream.of_level("module") & (scope != stream.names.number("")) for stream, scope in zip(streams, scopes, strict=True)]
+    pairs = [np.unique(np.stack([scope[its], op[its]]), axis=1) for scope, op, its in zip(scopes, ops, at, strict=True)]
+    single = [dict(pair.T[np.bincount(pair[0])[pair[0]] == 1].tolist()) for pair in pairs]  # a class a path
+    other = {scope: op for scope, op in single[0].items() if single[1].get(scope, op) != op}
+    found, there = ops[1].copy(), at[1] & np.isin(scopes[1], list(other))
+    found[there] = [other[scope] for scope in scopes[1][there].tolist()]
+    return found
 
 
 def _kept(stream: Stream, mapping: Mapping) -> Array:

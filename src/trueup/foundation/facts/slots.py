@@ -31,6 +31,7 @@ is_gradient_of_step: Asked = _begins("gradient.")  # whether a slot holds what a
 is_result: Asked = _begins("output.")  # whether a slot holds a result of a forward
 is_argument: Asked = _begins("input.")  # whether a slot holds an argument of a forward
 is_of_parameter: Asked = _begins("grad_param.")  # whether a slot holds the gradient of a parameter, at a module
+is_of_module: Asked = _begins("param.", "grad_param.", "output.buffer.")  # whether a module's class names it: a weight, a buffer
 is_inner: Asked = _begins(INNER)  # whether a slot holds the gradient of a tensor inside a call, as another tool's dump has it
 is_foreign: Asked = _begins(INNER, "grad_param.")
 """Whether no native capture has such a slot: gradients inside a call, and of parameters at a module."""
