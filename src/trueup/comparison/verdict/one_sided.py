@@ -299,9 +299,9 @@ def parted(tree: Tree, excused: Reconvergence) -> tuple[list[Suspect], set[Call]
     suspects, read = list[Suspect](), set[Call]()
     for pair in sorted(pair for pair in lost if calls[pair] not in around):
         side, names, readers = lost[pair]
-        if read.isdisjoint(readers):
+        row, more = verdicts.at(pair).call.candidate, max(len(names) - 3, 0) or None
+        if read.isdisjoint(readers) and not (row.op == STEP and suspects):  # no gradient, no update
             verdicts.set_apart(pair)
-            row, more = verdicts.at(pair).call.candidate, max(len(names) - 3, 0) or None
             why = Why.NOT_UPDATED if row.op == STEP else Why.NO_GRADIENT
             because = (why(SIDES[side], ", ".join(sorted(names)[:3]), more, row.scope or row.op),)
             suspects.append(Suspect(verdicts.at(pair), "operator", True, because=because, independent=True))
@@ -338,7 +338,7 @@ def _users(tree: Tree, excused: Reconvergence, side: int, slot: str, k: int) -> 
     if is_gradient_of_step(slot):
         if slot.removeprefix("gradient.") not in other.left_alone.get(int(stream.step[stream.call[k]]), ()):
             return set()  # it may have been updated there by what a damaged capture lacks, or be tied to another
-        return {(side, int(stream.call[k]))} if made != NONE and tree.pairs[side][made] != NONE else set()
+        return {(side, int(stream.call[k]))} if made != NONE else set()
     found = set()
     for reader in excused.read_by[side](k) if is_gradient_of_input(slot) else ():
         pair = int(tree.pairs[side][stream.call[reader]])

@@ -64,7 +64,8 @@ WORDS = {
     Why.RECOMPUTED: "given its own inputs it is off by {0:sci}, where rounding explains {1:sci}",
     Why.NO_GRADIENT: "the {0}'s backward ends at {3}, which makes no gradient of {1}{2:? and {2} more}: look for detach(), "
     "no_grad() or a frozen weight",
-    Why.NOT_UPDATED: "the {0} does not update {1}{2:? and {2} more}: its optimizer was not given what the model computes with",
+    Why.NOT_UPDATED: "the {0} does not update {1}{2:? and {2} more}: look for detach(), for a copy that is not made, for what "
+    "its optimizer is given",
     Why.ALIKE: "its results are {0:.0%} {1} beside its inputs than in the baseline, alike in all {2} calls of its kind",
     Why.FACTOR: "{0:?off by a factor of exactly {0}}{0:!all elements are off by the same factor, {1:.5g}}",
     Why.LIMIT: "criterion {0}: {1:and}",
