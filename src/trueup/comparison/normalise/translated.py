@@ -129,10 +129,12 @@ class _Translation:
         names, neutral, values, axes = slots[:], [""] * count, self._values[:], {}
         kept = np.ones(count, bool)
         shared = self._shared() if self._dialect.framework else set()
+        seqs, others = self._table["seq"].to_pylist(), set[int]()  # a backward is of the function that its forward is
         for start, stop in zip(self._starts, self._starts[1:], strict=False):
             level, scope, op = levels[start], scopes[start], ops[start]
             told = next((self._values[k] for k in range(start, stop) if slots[k] == "arguments"), None)
-            other = level != "module" and self._dialect.is_other(op, set(slots[start:stop]), told)
+            other = self._forward[start] in others or (level != "module" and self._dialect.is_other(op, {*slots[start:stop]}, told))
+            others |= {seqs[start]} if other else set()
             called = self._dialect.neutral(level, scope, op, other=other)
             if level == "api" and not other and self._phases[start] in FORWARD and "arguments" not in slots[start:stop]:
                 value = self._dialect.arguments(op, None) if self._dialect.framework else None
