@@ -264,7 +264,9 @@ class Regions:
                 else:
                     given.append(grown * self._source(region, side, seq, producer, slot, k if len(makers) == 1 else None))
         for inner in self._compared_inside(side, call) if self.tree.pairs[side][call] == NONE else ():  # else its slots say it
-            error = float(self.tree.verdicts.error_in[self.tree.pairs[side][inner]])
+            errors, pair = self.tree.verdicts.errors, int(self.tree.pairs[side][inner])  # of what came from outside
+            its = [n for n in errors.entries(pair) if not self.unmatched[side][stream.producers[errors.slots[side][n]]]]
+            error = float(np.fmax.reduce(np.where(errors.inputs[its], errors.relative[its], 0.0), initial=0.0))
             region.earlier = max(region.earlier, error)
             given.append(error)
         given += found
