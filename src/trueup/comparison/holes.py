@@ -116,7 +116,7 @@ def _without_forward(stream: Stream) -> Reason | None:
 
 def _empty(stream: Stream) -> Reason | None:
     """Look for a function that runs no operator, though elsewhere it runs some on just the same. Not of the backward: which
-    gradients a call is asked for is no argument of it."""
+    gradients a call is asked for is no argument of it. What returned nothing raised: checkpointing stops a recomputation so."""
     names = stream.names
     if not (stream.level == names.number("aten")).any():
         return None
@@ -128,7 +128,8 @@ def _empty(stream: Stream) -> Reason | None:
         return None
     strides = stream.read(("strides",))["strides"]
     full = {_given(stream, call, strides) for call in calls if stream.has_children[call]}
-    found = next((call for call in calls if not stream.has_children[call] and _given(stream, call, strides) in full), None)
+    bare = (call for call in calls if not stream.has_children[call] and len(stream.slots_of(call, is_output)))
+    found = next((call for call in bare if _given(stream, call, strides) in full), None)
     return None if found is None else Why.RUNS_NOTHING(_key(stream, found))
 
 

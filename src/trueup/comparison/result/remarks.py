@@ -121,6 +121,8 @@ class Dtypes:
         self._inputs: Counter[tuple[str, str]] = Counter()
         self._products: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], str] = {}
+        self._alone: dict[str, str] = {}  # by dtype of results of the candidate that the baseline has none of: where first
+        self._held: set[str] = set()  # dtypes of the baseline's results
         self._total = Counter[int]()  # of results (0) and inputs (1) whose dtype both runs recorded, and of products (2)
 
     def add(self, errors: Errors) -> None:
@@ -128,6 +130,8 @@ class Dtypes:
         (baseline, candidate), (k, j) = errors.streams, errors.slots
         first, second = baseline.dtype[k], candidate.dtype[j]
         known = (first != NONE) & (second != NONE)
+        if baseline.dtype is not candidate.dtype and not baseline.mixed:
+            self._count_alone(baseline, candidate)
         same = k is j and baseline.dtype is candidate.dtype
         at = _of_products(errors, known)
         self._total[2] += len(at)
@@ -137,6 +141,15 @@ class Dtypes:
             self._total[n] += int(np.count_nonzero(known & kind))
             if not same:
                 self._count(errors, np.flatnonzero(known & kind & (first != second)), counted)
+
+    def _count_alone(self, baseline: Stream, candidate: Stream) -> None:
+        made = [side.names.table(is_output)[side.slot] & (side.dtype != NONE) for side in (baseline, candidate)]
+        self._held.update(baseline.names.names[dtype] for dtype in distinct(baseline.dtype[made[0]]).tolist())
+        for dtype in distinct(candidate.dtype[made[1]]).tolist():
+            name = candidate.names.names[dtype]
+            if name in UNIT_ROUNDOFF and name not in self._held | self._alone.keys():
+                row = candidate.row(int(candidate.call[np.flatnonzero(made[1] & (candidate.dtype == dtype))[0]]))
+                self._alone[name] = f"{row.op} ({row.key})"
 
     def _count(self, errors: Errors, at: Numbers, counted: Counter[tuple[str, str]]) -> None:
         (baseline, candidate), (k, j) = errors.streams, errors.slots
@@ -171,7 +184,12 @@ class Dtypes:
             those = f"{count:,} of {total:,} {what} {'is' if count == 1 else 'are'} {after} in the candidate"
             found.append(f"{those} and {before} in the baseline, first in {self._first[before, after]}")
         more = sum(counted.values()) - sum(count for _, count in counted.most_common(PAIRS))
-        return found + ([f"{more:,} more {what} have other dtypes"] if more else [])
+        said = {after for _, after in counted} | self._held
+        alone = [
+            f"results of the candidate are {name}, none of the baseline is; the first of {where}"
+            for name, where in self._alone.items() if name not in said
+        ]  # fmt: skip
+        return found + ([f"{more:,} more {what} have other dtypes"] if more else []) + alone
 
 
 def _of_products(errors: Errors, known: Array) -> Numbers:
