@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import trueup
 
@@ -191,3 +194,229 @@ def test_the_norm_of_a_sparse_gradient_is_of_no_indices(tmp_path: Path) -> None:
     result = pair(tmp_path, train)
     assert result.verdict != "deviates", result.sentence
     assert all(norm < 10 for run in (result.baseline, result.candidate) for _, norm in run.gradient_norms)
+
+
+class ByHand:
+    """Optimizers as people write them: states that are new tensors each step, in a list."""
+
+    def __init__(self, weights: Iterable[Tensor], kind: str, *, wrong: bool = False) -> None:
+        self.weights, self.kind, self.wrong = list(weights), kind, wrong
+        self.states = [(torch.zeros_like(one), torch.zeros_like(one)) for one in self.weights]
+
+    def zero_grad(self) -> None:
+        for one in self.weights:
+            one.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for n, weight in enumerate(self.weights):
+            (first, second), gradient = self.states[n], weight.grad
+            assert gradient is not None
+            if self.kind == "adagrad":
+                first = first + (gradient.abs() if self.wrong else gradient * gradient)
+                weight.sub_(1e-2 * gradient / (first.sqrt() + 1e-10))
+            elif self.kind == "lion":
+                weight.sub_(1e-2 * (0.9 * first + 0.1 * gradient).sign())
+                first = (0.9 if self.wrong else 0.99) * first + (0.1 if self.wrong else 0.01) * gradient
+            else:
+                first = 0.9 * first + 0.1 * gradient * gradient
+                change = (second + 1e-6).sqrt() / (first + 1e-6).sqrt() * gradient
+                kept = 0.8 if self.wrong else 0.9
+                second = kept * second + (1 - kept) * change * change
+                weight.sub_(change)
+            self.states[n] = first, second
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, weights: Iterable[Tensor], **_: bool) -> None:
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            weight.add_(momentum.clone().mul_(0.9).add(weight.grad, alpha=0.1).sign_(), alpha=-1e-2)
+            momentum.mul_(0.99).add_(weight.grad, alpha=0.01)
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "amsgrad": partial(torch.optim.Adam, lr=1e-2, amsgrad=True),
+    "radam": partial(torch.optim.RAdam, lr=1e-2),
+    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
+    "asgd": partial(torch.optim.ASGD, lr=1e-2),
+    "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "adamax": partial(torch.optim.Adamax, lr=1e-2),
+    "rprop": partial(torch.optim.Rprop, lr=1e-2),
+    "adafactor": partial(torch.optim.Adafactor, lr=1e-2),
+    "lion": Lion,
+}
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return what trains a regression with an output of one element by an optimizer, each once."""
+    folder = tmp_path_factory.mktemp("stepped")
+
+    def train(name: str, how: str) -> Path:
+        into = folder / f"{name}-{how}"
+        if not into.exists():
+            torch.manual_seed(0)
+            with trueup.capture(into) as capture:
+                model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 1))
+                weights = list(model.parameters())
+                by_hand = how in ("by hand", "wrong")
+                kernel = {"loop": {"foreach": False}, "lists": {"foreach": True}, "fused": {"fused": True}}.get(how, {})
+                optimizer = ByHand(weights, name, wrong=how == "wrong") if by_hand else OPTIMIZERS[name](weights, **kernel)
+                for _ in range(3):
+                    (model(torch.randn(8, 8)) - 1).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    capture.step()
+        return into
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, "lists") for name in OPTIMIZERS if name != "lion"), ("adagrad", "fused")], ids=" ".join
+)
+def test_optimizers_of_other_kernels(stepped: Callable[..., Path], name: str, how: str) -> None:
+    """States that the weights do not need yet, that one kernel keeps elsewhere, that nobody reads after the last step."""
+    result = trueup.compare(stepped(name, "loop"), stepped(name, how))
+    assert result.verdict == "aligned", result.sentence
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adadelta", "lion"])
+def test_optimizers_by_hand(stepped: Callable[..., Path], name: str) -> None:
+    """A state of zeros has the bytes of a bias of zeros, and is none; a state that is not carried on shows where it is made."""
+    result = trueup.compare(stepped(name, "loop"), stepped(name, "by hand"))
+    assert result.verdict == "aligned", result.sentence
+    result = trueup.compare(stepped(name, "loop"), stepped(name, "wrong"))
+    assert (result.verdict, result.culprit.phase, result.culprit.step) == ("deviates", "optimizer", 0), result.sentence
+
+
+class Norm(nn.Module):
+    """A norm by hand of a class and of names of its own; ``variance``: with running statistics, as BatchNorm1d has them."""
+
+    def __init__(self, eps: float = 1e-5, momentum: float | None = None) -> None:
+        super().__init__()
+        self.gain, self.offset, self.eps, self.momentum = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16)), eps, momentum
+        if momentum is not None:
+            self.register_buffer("running_mean", torch.zeros(16))
+            self.register_buffer("running_var", torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        over = -1 if self.momentum is None else 0
+        mean, variance = x.mean(over, keepdim=True), x.var(over, unbiased=False, keepdim=True)
+        if self.momentum is not None:
+            with torch.no_grad():
+                self.running_mean.lerp_(mean[0], self.momentum)
+                self.running_var.lerp_(variance[0] * len(x) / (len(x) - 1), self.momentum)
+        return (x - mean) * torch.rsqrt(variance + self.eps) * self.gain + self.offset
+
+
+def normed(into: Path, norm: Callable[[], nn.Module], level: str) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), norm(), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with trueup.capture(into, model=model, level=level) as capture:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 8)) - 1).square().mean().backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+@pytest.mark.parametrize("level", ["all", "module"])
+@pytest.mark.parametrize(
+    ("library", "right", "wrong"),
+    [
+        (partial(nn.LayerNorm, 16), Norm, partial(Norm, 1e-2)),
+        (partial(nn.BatchNorm1d, 16), partial(Norm, momentum=0.1), partial(Norm, momentum=0.9)),
+    ],
+    ids=["eps", "running statistics"],
+)
+def test_a_layer_by_hand_stands_where_the_library_s_stood(
+    tmp_path: Path, library: Callable[[], nn.Module], right: Callable[[], nn.Module], wrong: Callable[[], nn.Module], level: str
+) -> None:
+    """A module is the one at its path, of whatever class, and what it writes into buffers of the same names is compared."""
+    first = normed(tmp_path / "a", library, level)
+    result = trueup.compare(first, normed(tmp_path / "right", right, level))
+    assert result.verdict == "aligned", result.sentence
+    result = trueup.compare(first, normed(tmp_path / "wrong", wrong, level))
+    assert (result.verdict, result.culprit.scope, result.culprit.phase, result.culprit.step) == ("deviates", "1", "forward", 0)
+
+
+class Halved(nn.Module):
+    """A weight beside a layer: detached by mistake, or rounded to halves after each step."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.layer, self.detached = nn.Linear(8, 8), detached
+        self.down, self.up = (nn.Parameter(torch.randn(*size)) for size in ((2, 8), (8, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + (x @ self.down.T @ (self.up.detach() if self.detached else self.up).T) * 2
+
+
+@pytest.mark.parametrize("fault", ["", "detached", "halved"])
+def test_a_weight_that_is_detached_or_rounded(tmp_path: Path, fault: str) -> None:
+    for name, its in (("a", ""), ("b", fault)):
+        torch.manual_seed(0)
+        model = Halved(detached=its == "detached")
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        with trueup.capture(tmp_path / name, model=model) as capture:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                if its == "halved":
+                    model.up.data.copy_(model.up.data.half().float())
+                capture.step()
+    result = trueup.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == ("deviates" if fault == "detached" else "aligned")
+    assert ("does not update up:" in result.sentence) == (fault == "detached")
+    assert any("float16, none of the baseline" in note for note in result.notes) == (fault == "halved")
+
+
+def test_a_recomputation_stops_inside_a_function(tmp_path: Path) -> None:
+    """Checkpointing stops as soon as it has what it needs: the function in which it stops returns nothing. Nothing is missing."""
+    where = torch.arange(4)
+
+    def body(x: Tensor, layers: nn.ModuleList) -> Tensor:
+        found = torch.zeros_like(x)
+        for layer in layers:
+            found.index_add_(0, where, layer(x[where]))
+        return found
+
+    for name in ("a", "b"):
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        with trueup.capture(tmp_path / name, model=layers) as capture:
+            x = torch.randn(4, 8)
+            found = checkpoint(body, x, layers, use_reentrant=False) if name == "b" else body(x, layers)
+            found.square().mean().backward()
+            capture.step()
+    assert trueup.compare(tmp_path / "a", tmp_path / "b").verdict == "aligned"
+
+
+def distances(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
+    near, far = ((anchor - other + 1e-6).square().sum(-1).sqrt() for other in (positive, negative))
+    return (near - far + margin).clamp(min=0).mean()
+
+
+@pytest.mark.parametrize(("margin", "verdict"), [(0.5, "aligned"), (1.0, "deviates")])
+def test_a_loss_with_another_margin(tmp_path: Path, margin: float, verdict: str) -> None:
+    """The gradients are the same, and operators inside are alike by chance: what they read was made there, and explains nothing."""
+    for name in ("a", "b"):
+        torch.manual_seed(0)
+        model = nn.Linear(16, 10)
+        with trueup.capture(tmp_path / name, model=model) as capture:
+            parts = model(torch.randn(12, 16)).split(4)
+            loss = F.triplet_margin_loss(*parts, margin=0.5) if name == "a" else distances(*parts, margin)
+            loss.backward()
+            capture.step()
+    result = trueup.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == verdict, result.sentence
+    assert verdict == "aligned" or result.culprit.phase == "forward"
