@@ -150,12 +150,7 @@ def judge(
     """
     statistics.require()
     _check_margin(margin)
-    wanted = (series or "").partition("=")
-    sides: list[list[tuple[str, Series]]] = []
-    for runs, name in ((baseline, wanted[0]), (candidate, wanted[2] or wanted[0])):
-        sides.append([chosen(run, name or None) for run in runs])
-    if shift:
-        sides[1] = [(name, Series(one.steps - shift, one.values, one.again)) for name, one in sides[1]]
+    sides = _chosen(baseline, candidate, (series or "").partition("="), shift)
     told = [(run.name, note) for run in (*baseline, *candidate) for note in run.notes]
     told += _written_again([*baseline, *candidate], [one for _, one in (*sides[0], *sides[1])])
     notes = _joined(told)
@@ -189,6 +184,15 @@ def judge(
         word, _sentence(word, [*lines, *_numbering(shift, off), *_beside(found, rules, int(steps[0]))]), names, margin,
         (runs_of[0], runs_of[1]), pairing, windows, rules, found, tuple(dict.fromkeys(notes)), steps, (b, c), held, logarithmic,
     )  # fmt: skip
+
+
+def _chosen(
+    baseline: Sequence[Run], candidate: Sequence[Run], wanted: tuple[str, str, str], shift: int
+) -> list[list[tuple[str, Series]]]:
+    """Return the named series of each run, by side, the candidate's steps counted as the baseline counts them."""
+    first, second = ([chosen(run, name or None) for run in runs] for runs, name in
+                     ((baseline, wanted[0]), (candidate, wanted[2] or wanted[0])))  # fmt: skip
+    return [first, [(name, Series(one.steps - shift, one.values, one.again)) for name, one in second] if shift else second]
 
 
 def _places(steps: NDArray[np.int64], window: tuple[int, int] | None) -> list[slice]:

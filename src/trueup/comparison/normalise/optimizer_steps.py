@@ -122,12 +122,11 @@ def _read_later(stream: Stream, capture: Capture) -> set[Place]:
     at &= (stream.producers != NONE) & (stream.step[stream.producers] < stream.step[stream.call])
     found = set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
     following = [step for step in capture.steps if step > stream.steps[-1]][:1]
-    found |= set() if following else _as_before(stream, capture)
-    if following:
-        table = capture.records(["producer_seq", "producer_slot"], rank=stream.rank, step=following, phase="optimizer")
-        seqs, slots = table["producer_seq"].to_pylist(), table["producer_slot"].cast(pa.string()).to_pylist()
-        found |= {(seq, stream.names.number(slot)) for seq, slot in zip(seqs, slots, strict=True) if slot is not None}
-    return found
+    if not following:
+        return found | _as_before(stream, capture)
+    table = capture.records(["producer_seq", "producer_slot"], rank=stream.rank, step=following, phase="optimizer")
+    seqs, slots = table["producer_seq"].to_pylist(), table["producer_slot"].cast(pa.string()).to_pylist()
+    return found | {(seq, stream.names.number(slot)) for seq, slot in zip(seqs, slots, strict=True) if slot is not None}
 
 
 def _as_before(stream: Stream, capture: Capture) -> set[Place]:
