@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trueup.analysis.monitor.comparing import compare_series
 from trueup.analysis.monitor.joining import Joined
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store import series as writing
 from trueup.foundation.store.durable import write_json
 from trueup.foundation.store.series import SeriesReader, SeriesWriter
 
@@ -50,6 +52,29 @@ def test_round_trip(tmp_path: Path) -> None:
     assert math.isnan(read.column(0, "loss")[2])
     other = read.column(0, "other")
     assert (other[0], math.isnan(other[1])) == (math.inf, True)  # a NaN that was taken, and nothing
+
+
+def test_files_take_a_share_of_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, cpu=0.0)
+    monkeypatch.setattr(writing, "time", SimpleNamespace(
+        time=lambda: clock.now, monotonic=lambda: clock.now, process_time=lambda: clock.cpu, thread_time=lambda: clock.cpu,
+    ))  # fmt: skip
+    writer = SeriesWriter(tmp_path, 0, ROOT, {})
+
+    def files(now: float, cpu: float) -> int:
+        clock.now, clock.cpu = now, cpu
+        writer.append(int(now), [(("loss",), np.array([1.0]))])
+        writer._finish_writing()
+        writer._took = 0.01  # 500 times that are 5 s
+        return len(list(tmp_path.glob("rank-00000/series-*.parquet")))
+
+    assert files(0.5, 0.1) == 0
+    assert files(1.5, 0.2) == 1  # a second
+    assert files(9.0, 2.0) == 1  # seconds went by, but others had the processor
+    assert files(10.0, 5.5) == 2
+    assert files(69.0, 7.0) == 2
+    assert files(70.5, 7.0) == 3  # a minute
+    writer.close("complete")
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import trueup
 from monitor.training import SIZE, WORDS, Model, train
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.foundation.store.series import SeriesReader
+from trueup.recording.adapters.torch import monitoring
+from trueup.recording.adapters.torch.monitored_layers import TorchLayers
 from trueup.recording.engine.monitoring import Wanted
 
 
@@ -60,6 +62,33 @@ def test_everything_is_taken_more_often_at_first() -> None:
         *range(20), 20, 22, 24, 26, 28, 30, 33, 36, 39, 40, 44, 48, 50, 55, 60,
     ]  # fmt: skip
     assert [Wanted(every=every).apart(step) for every, step in ((10, 100), (10, 12345), (1, 500), (50, 230))] == [10, 10, 1, 23]
+
+
+def test_numbers_that_travel_for_a_step_are_of_the_step_that_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def synchronize(self) -> None: ...
+
+    monkeypatch.setattr(monitoring, "streams", lambda *_: None)  # what is on the host needs no travel
+    train(tmp_path / "at-once", step=20)
+    monkeypatch.setattr(monitoring, "_event", lambda _: Event())  # as on a GPU
+    train(tmp_path / "late", step=20)
+    one, other = SeriesReader(tmp_path / "at-once"), SeriesReader(tmp_path / "late")
+    assert one.steps(0).tolist() == other.steps(0).tolist() == [20, 21, 22, 23, 24, 25]
+    assert one.names(0) == other.names(0)
+    for name in one.names(0):
+        np.testing.assert_array_equal(one.column(0, name), other.column(0, name), name)
+
+
+def test_a_step_without_everything_asks_nothing_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    reads, norms = TorchLayers._reads, monitoring.TorchKernels.norms
+    monkeypatch.setattr(TorchLayers, "_reads", lambda self: asked.append(self._probe._listener.step) or reads(self))
+    train(tmp_path / "m", steps=12, every=10, step=100)
+    assert set(asked) == {100, 110}
+    asked.clear()
+    monkeypatch.setattr(monitoring.TorchKernels, "norms", lambda *given: asked.append("norms") or norms(*given))
+    train(tmp_path / "each", steps=3, every=1)
+    assert asked.count("norms") == 1  # once there is momentum, one pass over the gradients takes their norms, too
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -235,18 +235,27 @@ class Monitor:
                 traceback.print_exception(error)
         self.paused = self._over = True
 
-    def ended(self, blocks: Sequence[Block]) -> None:
-        """Take a step's numbers; none while it is paused."""
-        writer = None if self._over else self._writer or self._open(made_now=1)
-        if writer is not None and not self.paused:
-            try:
-                writer.append(self.step, blocks)
-                self._write_modules(writer)
-            except OSError as error:
-                self.failed(error, f"writing to {self.path}")
-            self.count += 1
-            for alert in self._judge.take(self.step, blocks) if self._judge is not None else ():
-                self._act(alert)
+    def arrived(self, blocks: Sequence[Block], step: int | None = None) -> None:
+        """Take the numbers of the present step, or of an earlier one."""
+        writer = self._ready()
+        if writer is None:
+            return
+        of = self.step if step is None else step
+        try:
+            writer.append(of, blocks)
+            self._write_modules(writer)
+        except OSError as error:
+            self.failed(error, f"writing to {self.path}")
+        self.count += 1
+        for alert in self._judge.take(of, blocks) if self._judge is not None else ():
+            self._act(alert)
+
+    def _ready(self) -> SeriesWriter | None:
+        return None if self._over else self._writer or self._open(made_now=1)
+
+    def ended(self) -> None:
+        """The present step is over."""
+        self._ready()  # which numbers it, where that is not known yet
         ended, self.step = self.step, self.step + 1
         self._look()
         if self._stopper is not None:

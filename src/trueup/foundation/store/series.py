@@ -39,7 +39,7 @@ from trueup.foundation.store.reader import Capture, open_capture
 SERIES = re.compile(r"series-([0-9]{4,9})\.parquet")
 BLOCK = 2048  # most steps of a file
 SECONDS = (1.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
-SHARE = 1 / 300  # of the time that writing may take, beside the shortest of those: a file of many series takes long to encode
+SHARE = 1 / 500  # of the process's CPU time that writing may take, within the longest of those: many series take long to encode
 FEW = 64  # steps of a file that is not compressed: that would take longer than all else of it
 MOST_SERIES = 100_000  # of a rank; a file that claims more is no monitor's
 AT_A_TIME = 512  # columns that are read together
@@ -80,7 +80,8 @@ class SeriesWriter:
         self._took = 0.0  # CPU seconds of the last file
         self._error: OSError | None = None
         self._rows, self._began = 0, time.monotonic()
-        self._due = self._began + SECONDS[0]
+        self._due, self._latest = self._began + SECONDS[0], self._began + SECONDS[1]
+        self._earned = 0.0  # CPU time of the process from which a file may be written: on a busy machine seconds pass for nothing
         self._manifest = {**manifest, "rank": rank, "pid": os.getpid()}
         self.write_manifest("recording")
 
@@ -100,8 +101,11 @@ class SeriesWriter:
             self._there[row, places] = True
         self._rows += 1
         self.last_step = step
-        if self._rows == BLOCK or time.monotonic() > self._due:
+        if self._rows == BLOCK or self._is_due(time.monotonic()):
             self._begin_writing()
+
+    def _is_due(self, now: float) -> bool:
+        return now > self._due and (now > self._latest or time.process_time() > self._earned)
 
     def _place(self, names: Names) -> NDArray[np.intp]:
         for name in names:
@@ -124,7 +128,8 @@ class SeriesWriter:
     def _begin_writing(self) -> None:
         """Take what there is and write it beside the training: to encode it takes milliseconds, and a disk tens of them."""
         rows, now = self._rows, time.monotonic()
-        self._due = now + min(SECONDS[1], max(SECONDS[0], (now - self._began) / 10, self._took / SHARE))
+        self._due, self._latest = now + min(SECONDS[1], max(SECONDS[0], (now - self._began) / 10)), now + SECONDS[1]
+        self._earned = time.process_time() + self._took / SHARE
         if not rows:
             return
         self._finish_writing()

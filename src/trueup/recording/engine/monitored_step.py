@@ -208,9 +208,13 @@ class StepProbe(ABC):
     def before(self, optimizer: Any, *, clips: bool = False) -> None:
         """An optimizer is about to step, with gradients in place; ``clips``: it changes them itself first, so their norms are taken
         after it (`gradients`)."""
-        held = self.stepped_by(optimizer) if clips else self.gradients(optimizer)
-        if held is not None and self.sampled:
-            held.plan.compare_with_momentum(self, optimizer, held)
+        held = self.stepped_by(optimizer)
+        if held is None:
+            return
+        whole = self.sampled
+        if not (whole and held.plan.compare_with_momentum(self, optimizer, held, norms=not clips)) and not clips:
+            held.plan.gradient_norms(self, held.gradients)
+        if whole:
             if "extremes" in self._wanted.also:
                 held.plan.extremes(self, "gradient", held.gradients)
             self._copies = self.copied(held.parameters)
@@ -297,7 +301,7 @@ class StepProbe(ABC):
         if first and self.idle:
             self._forget()
             self._primary = weakref.ref(optimizer)
-            self._listener.ended([])
+            self.over()
             return
         rates = self.rates(optimizer)
         names = labels("lr", [("" if first else f"{type(optimizer).__name__}.") + str(k) for k in range(len(rates))])
@@ -326,7 +330,7 @@ class StepProbe(ABC):
     def end_step(self) -> None:
         """End the present step, for loops in which no optimizer of the framework does."""
         if self._listener.paused:
-            self._listener.ended([])
+            self.over()
             return
         self.skipped(False)
         self.guarded("the end of a step", self.finish)
@@ -356,10 +360,20 @@ class StepProbe(ABC):
         step = self._listener.step
         if self._wanted.digests and step % self._wanted.digests == 0 and self.rank_and_world()[1] > 1:
             self.digests()
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Send the numbers of the step; it is over once they are there."""
         arrived = self.send()
         self._forget()
         if arrived is not None:
-            self._listener.ended(arrived)
+            self._listener.arrived(arrived)
+            self.over()
+
+    def over(self) -> None:
+        """The present step is over."""
+        self._listener.ended()
+        self._layers.awake = self.sampled
 
     def _forget(self) -> None:
         self._loss, self._counted, self._clipped, self._local = None, np.zeros(3), [], {}
@@ -398,17 +412,20 @@ class Plan:
 
         def made(got: Floats) -> Sequence[Block]:
             with np.errstate(over="ignore", invalid="ignore"):
-                held = got if clipped is None else clipped(got)
-                layers = self._of_layers(held)
-                return [(TOTAL, np.sqrt(np.sum(held * held, keepdims=True))), (self._labels["gradient_norm"], layers)]
+                return self._norms(got if clipped is None else clipped(got))
 
         probe.add(probe.kernels.norms(gradients), made, sampled=False)
 
-    def compare_with_momentum(self, probe: StepProbe, optimizer: Any, held: Stepped) -> None:
-        """Take the cosine of gradient and momentum, and the share of elements whose signs agree, before the step mixes them."""
+    def _norms(self, held: Floats) -> list[Block]:
+        layers = self._of_layers(held)
+        return [(TOTAL, np.sqrt(np.sum(held * held, keepdims=True))), (self._labels["gradient_norm"], layers)]
+
+    def compare_with_momentum(self, probe: StepProbe, optimizer: Any, held: Stepped, *, norms: bool = False) -> bool:
+        """Take the cosine of gradient and momentum, and the share of elements whose signs agree, before the step mixes them; with
+        ``norms`` those of gradients, too, which are read once then. Return False where there is no momentum yet."""
         momenta = [probe.moment(optimizer, one) for one in held.parameters]
         if any(one is None for one in momenta):
-            return
+            return False
         kernels = probe.kernels
         sizes = self._sums(np.array([float(kernels.size(one)) for one in momenta]))
 
@@ -418,9 +435,13 @@ class Plan:
                 size = self._of_layers(of_gradients) * self._of_layers(of_momenta)
                 cosine = np.where(size > 0, self._sums(dots) / size, 0.0)  # a zero has no direction
                 shares = (1 + self._sums(agree) / sizes) / 2
-            return [(self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares)]
+                return [
+                    *(self._norms(of_gradients) if norms else ()),
+                    (self._labels["gradient_momentum_cosine"], cosine), (self._labels["gradient_momentum_agreement"], shares),
+                ]  # fmt: skip
 
         probe.add(probe.sample(lambda: kernels.alike(held.gradients, momenta)), made)
+        return True
 
     def extremes(self, probe: StepProbe, what: str, tensors: Sequence[Any]) -> None:
         """Take the least and the largest element of each layer."""
@@ -487,6 +508,7 @@ class Layers:
     def __init__(self, probe: Any) -> None:
         self._probe = probe
         self.scopes: dict[int, str] = {}
+        self.awake = True  # False: the present step has not everything, so a module's hook has nothing to do
         self._modules: list[Any] = []  # held, so that no other object gets their identities
         self._outputs: dict[str, tuple[Sequence[Any], float | None, int]] = {}  # numbers, size, and how many there are
         self._attention: dict[str, Sequence[Any]] = {}

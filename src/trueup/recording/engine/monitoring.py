@@ -53,8 +53,11 @@ class Listener(Protocol):
     def begins(self, model: Any) -> None:
         """A model begins to run, forward."""
 
-    def ended(self, blocks: Sequence[Block]) -> None:
-        """Take a step's numbers; the step is over."""
+    def arrived(self, blocks: Sequence[Block], step: int | None = None) -> None:
+        """Take a step's numbers; None: of the present one."""
+
+    def ended(self) -> None:
+        """The present step is over."""
 
     def failed(self, error: Exception, what: str) -> None:
         """Take note that the probe failed; it is not asked again, and the training goes on."""

@@ -208,9 +208,7 @@ class TensorFlowProbe(StepProbe):
         """Take what a graph computed in a step; on whatever thread executes."""
         try:
             self._stands = int(counted), self._stands[1]
-            if self._listener.paused:
-                self._listener.ended([])
-            else:
+            if not self._listener.paused:
                 found = list(blocks)
                 for part, got in zip(parts, (each, some), strict=True):
                     values, at = np.array(got, np.float64), 0
@@ -218,7 +216,8 @@ class TensorFlowProbe(StepProbe):
                         if flag or not sampled:
                             found += made(values[at : at + count])
                             at += count
-                self._listener.ended(found)
+                self._listener.arrived(found)
+            self._listener.ended()
             self.align()
         except Exception as error:  # noqa: BLE001 - the training goes on
             self._listener.failed(error, "a step in a function")

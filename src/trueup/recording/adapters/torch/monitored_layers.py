@@ -59,7 +59,9 @@ class TorchLayers(Layers):
 
     # ---------------------------------------------------------------- outputs
     def _ran(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._reads():
+        if torch.compiler.is_compiling() or not self.awake:  # in this order: what is compiled must not depend on the step
+            return
+        if self._reads():
             scope = self.scopes.get(id(module), "")
             self._probe.guarded("a module's output", self._take, scope, module, output)
             if self.wants("inputs"):
@@ -102,7 +104,7 @@ class TorchLayers(Layers):
 
     # ---------------------------------------------------------------- attention
     def _attends(self, original: Any, query: Any, key: Any, *rest: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and self._reads():
+        if not torch.compiler.is_compiling() and self.awake and self._reads():
             self._probe.guarded("attention", self._logits, query, key, *rest, *([] if not kwargs else [kwargs]))
         return original(query, key, *rest, **kwargs)
 
@@ -134,7 +136,8 @@ class TorchLayers(Layers):
 
     def _softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if not torch.compiler.is_compiling() and isinstance(input, torch.Tensor) and input.dim() == 4 and self._reads():
+        awake = not torch.compiler.is_compiling() and self.awake
+        if awake and isinstance(input, torch.Tensor) and input.dim() == 4 and self._reads():
             self._probe.guarded("attention", self._weighed, input, result)
         return result
 

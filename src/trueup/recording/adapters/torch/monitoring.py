@@ -161,6 +161,7 @@ class TorchProbe(StepProbe):
         super().__init__(listener, wanted, models, optimizers)
         self._waiting: list[tuple[torch.Tensor, Made]] = []
         self._travelling: tuple[list[tuple[torch.Tensor, torch.Tensor, Any, list[tuple[int, Made]]]], list[Block]] | None = None
+        self._travels = 0  # the step of what travels
         self._room: list[torch.Tensor] = []  # where weights are copied to
         self._scaled: weakref.ref[torch.Tensor] | None = None
         self._scaler: tuple[Any, bool] | None = None  # that makes a step now, and whether that reached the optimizer
@@ -247,6 +248,7 @@ class TorchProbe(StepProbe):
         if not self._layers.trains:
             return
         self.guarded("a step's beginning", self._listener.begins, model)
+        self._layers.awake = self.sampled  # a capture may have ended here
         if self._listener.paused:
             return
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.dim()]
@@ -377,6 +379,15 @@ class TorchProbe(StepProbe):
             for hook in [one for one in self._hooks if getattr(one, "hooks_dict_ref", lambda: None)() is _global_hooks()]:
                 hook.remove()  # later modules are parts of these, or of no training
 
+    def hand_over(self) -> None:
+        before, of = self._travelling, self._travels
+        arrived = self.send()
+        self._forget()
+        if arrived is not None:
+            self._listener.arrived(arrived, None if before is None else of)
+        self.over()
+        self._travels = self._listener.step - 1
+
     def send(self) -> list[Block] | None:
         """Of this step on a CPU, else of the step before."""
         by_device: dict[torch.device, list[tuple[torch.Tensor, Made]]] = {}
@@ -385,17 +396,12 @@ class TorchProbe(StepProbe):
         sent = []
         for device, held in by_device.items():
             packed = torch.cat([vector for vector, _ in held])
-            event = None
             target = packed
             if device.type != "cpu":
-                module = getattr(torch, device.type, None)
                 pinned = device.type == "cuda"
                 target = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=pinned)
                 target.copy_(packed, non_blocking=pinned)
-                if pinned and module is not None:
-                    event = module.Event()
-                    event.record()
-            sent.append((target, packed, event, [(len(vector), made) for vector, made in held]))
+            sent.append((target, packed, _event(device), [(len(vector), made) for vector, made in held]))
         now = (sent, self._host)
         self._waiting, self._host = [], []
         if all(event is None for _, _, event, _ in sent) and self._travelling is None:
@@ -406,7 +412,7 @@ class TorchProbe(StepProbe):
     def drain(self) -> None:
         before, self._travelling = self._travelling, None
         if before is not None:
-            self._listener.ended(_arrived(*before))
+            self._listener.arrived(_arrived(*before), self._travels)
 
     def digests(self) -> None:
         named = {self._names[id(p)]: p for model in self._models for p in model.parameters() if id(p) in self._names}
@@ -418,6 +424,15 @@ class TorchProbe(StepProbe):
         else:  # a float32 vector would not hold them: two halves of 24 bits each travel
             halves = [half for p in named.values() for half in _device_digest(p)]
             self.add(halves, lambda got: [(names, got[0::2] * (1 << 24) + got[1::2])])
+
+
+def _event(device: torch.device) -> Any:
+    """Return an event behind what a device was asked for; None where a copy waits for it."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def _arrived(sent: Sequence[tuple[torch.Tensor, torch.Tensor, Any, Sequence[tuple[int, Made]]]], host: list[Block]) -> list[Block]:
