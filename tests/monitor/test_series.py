@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import trueup
 from trueup.analysis.invariants.learning import learn
@@ -265,6 +266,59 @@ ALIKE = (
     "activation_rms/in", "activation_max/in", "activation_rms/out", "activation_max/out", "loss", "gradient_norm",
     "gradient_norm/in", "gradient_norm/out", "update_ratio/out",
 )  # fmt: skip
+
+
+def spiky(path: Path, seed: int, spike: float, worse: float = 1.0) -> Path:
+    """Write 400 steps of a layer under Adam: its gradient, ``spike`` times as large in step 150, and the mean of its squares, from
+    step 250 on ``worse`` times as large."""
+    random = np.random.default_rng(seed)
+    gradients = np.exp(0.3 * random.standard_normal(400))
+    gradients[150] *= spike
+    squares = gradients**2
+    mean = np.zeros(400)
+    for step in range(400):
+        mean[step] = 0.999 * mean[step - 1] + 0.001 * squares[step] if step else squares[0]
+    mean[250:] *= worse
+    losses = np.exp(0.05 * random.standard_normal(400))
+    columns = [losses, gradients, mean, 0.1 / np.sqrt(mean)]
+    names = ("loss", "gradient_norm/a", "variance_norm/a", "momentum_to_variance/a")
+    return write(path, np.stack(columns, axis=1), names=names)
+
+
+def test_second_moments_remember_a_spike(tmp_path: Path) -> None:
+    plain, spike = spiky(tmp_path / "plain", 1, 1.0), spiky(tmp_path / "spike", 2, 40.0)
+    told = compare_series(plain, spike)
+    assert told.verdict == "aligned", told.sentence
+    far = compare_series(plain, spiky(tmp_path / "worse", 2, 1.0, worse=40.0))
+    assert (far.verdict, far.left[0].series, far.left[0].beyond) == ("deviates", "variance_norm/a", 250)
+
+
+def test_what_is_set_otherwise_is_named_whatever_the_seed(tmp_path: Path) -> None:
+    def run(name: str, seed: int, decay: float, eps: float, clip: float | None = None) -> Path:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8, eps=eps), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=decay)
+        with trueup.monitor(model, optimizer, tmp_path / name, alerts=False):
+            for _ in range(22):
+                model(torch.randn(8, 4)).square().mean().backward()
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        return tmp_path / name
+
+    base = run("base", 1, 0.1, 1e-5, 1.0)
+    assert not compare_series(base, run("healthy", 2, 0.1, 1e-5, 1.0)).left
+    both = compare_series(base, run("both", 2, 0.0, 1e-3, 0.5))
+    assert [one.series for one in both.left if one.series.startswith("setting/")] == [
+        "setting/AdamW weight_decay", "setting/AdamW clipping", "setting/eps of 1 (LayerNorm)",
+    ]  # fmt: skip
+    assert both.sentence.splitlines()[:2] == [
+        "DEVIATES  AdamW weight_decay is set otherwise, from step 0",
+        "          0.100000 in the baseline, 0 in the candidate: 100 % lower; it is set and has no noise",
+    ]
+    by_hand = compare_series(base, run("by-hand", 2, 0.1, 1e-5))  # who clips by hand says of no setting
+    assert (by_hand.verdict, by_hand.left) == ("inconclusive", ())
 
 
 @pytest.mark.parametrize(("series", "factor"), [

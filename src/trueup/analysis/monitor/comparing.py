@@ -10,6 +10,10 @@ leaves where its difference is beyond six deviations of both of these, and beyon
   run by the power at which they grow with the lag: 0 of noise, a half of a random walk, 1 of a drift. In a short run that power
   is badly known and taken larger.
 
+Second moments remember a spike for a thousand steps: on other batches they may be as far apart as the largest excursion of their
+layer's gradients so far makes them (`_excursion`). What modules and optimizers are set to (`setting`) has no noise, whatever the
+seeds.
+
 Where the runs began with other weights (a norm differs by more than the first updates can have moved it), what differs from the
 start is the luck of the draw: a series then has to leave its own start, too (`_other_weights`).
 
@@ -22,8 +26,9 @@ the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,11 +38,13 @@ from numpy.typing import NDArray
 
 from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
 from trueup.analysis.monitor.joining import Joined
-from trueup.analysis.monitor.kinds import Settled, kind_of, spoken
+from trueup.analysis.monitor.kinds import SETTING, Settled, kind_of, spoken
 from trueup.analysis.monitor.starting import Start, start
 from trueup.foundation.model import TrueupError, VerdictWord
+from trueup.foundation.settings import differing as differing_settings
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
+from trueup.foundation.words.setting_sentence import subject
 from trueup.foundation.words.wording import counted, in_runs, number, percent
 
 FEWEST = 20  # steps of a series that tell its noise
@@ -73,6 +80,8 @@ class Common:
     shared: float  # how much of their scatter, 0 to 1
     other_weights: bool  # they began with other ones
     start: Start | None = None  # the first steps, where they begin alike
+    excursion: Callable[[str], NDArray[np.float64]] | None = None  # of a layer's gradients so far, by step, on other batches
+    steps: NDArray[np.int64] | None = None  # of the excursions
 
 
 @dataclass(frozen=True)
@@ -137,12 +146,16 @@ def compare_series(
         if other_weights is not None:
             drawn.setdefault(other_weights, []).append(rank)
         begun = start(sides, rank, both, steps[rank]) if shared >= TOGETHER and other_weights is None else None
-        for one in _of_rank(sides, rank, both, steps[rank], Common(shared, other_weights is not None, begun), short, again):
+        spiked = partial(_excursion, sides, rank, steps[rank]) if shared < TOGETHER else None
+        common = Common(shared, other_weights is not None, begun, spiked, steps[rank])
+        for one in _of_rank(sides, rank, both, steps[rank], common, short, again):
             differing += 1
             if one.beyond is not None:
                 found.append(one)
+    otherwise = list(_set_otherwise(readers, ranks[0], int(every[0])))
+    found, differing = otherwise + found, differing + len(otherwise)
     order = {name: place for rank in ranks for place, name in enumerate(sides[0].names(rank))}
-    found.sort(key=lambda one: (one.beyond or 0, *_stage(one, order[one.series]), one.rank))
+    found.sort(key=lambda one: (one.beyond or 0, *_stage(one, order.get(one.series, -1)), one.rank))
     span = int(every[0]), int(every[-1]), len(every)
     notes += _hidden(drawn, apart if differing else [], len(ranks), short)
     unsure = unsure or bool(lacking or short) or any(side.capture.lost for side in sides)
@@ -327,6 +340,11 @@ def _apart(
     away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
+    if place is not None and kind.remembers and common.excursion is not None and common.steps is not None:
+        far = kind.remembers * common.excursion(name.partition("/")[2])[np.searchsorted(common.steps, steps)]
+        noise = np.maximum(noise, far if logarithmic else -np.expm1(-far) * np.maximum(np.abs(one), np.abs(other)))
+        away = np.where(np.isfinite(away), np.nan_to_num(difference / noise), away)
+        place = _sustained(away)
     early = common.start.leaves(name, steps, difference) if common.start is not None and logarithmic and not kind.settled else None
     if early is not None and (place is None or early[0] < place) and abs(difference[early[0]]) > floor[early[0]]:
         place, noise[early[0]] = early[0], max(early[1], floor[early[0]])
@@ -358,6 +376,37 @@ def _noise(
     moving = OWN_NOISE * _wander(apart, _power(apart) + 1 / math.sqrt(len(apart)))
     least: NDArray[np.float64] = np.maximum(np.maximum(own, moving), np.maximum(LEAST if logarithmic else LEAST * size, floor))
     return least
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _excursion(
+    sides: Sequence[SeriesReader | Joined], rank: int, steps: NDArray[np.int64], layer: str
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return how far, on the log scale, gradients of a layer were at most from the middle of the steps around, in either run so
+    far: a gradient of e times its size puts up to e squared times its weight into a mean of squares."""
+    found = np.zeros(len(steps))
+    for side in sides:
+        held = side.column(rank, f"gradient_norm/{layer}")[np.searchsorted(side.steps(rank), steps)]
+        y = np.log(np.where((held > 0) & np.isfinite(held), held, np.nan))
+        some = np.flatnonzero(~np.isnan(y))
+        if len(some):
+            y = np.interp(np.arange(len(y)), some, y[some])
+            middle = np.median(sliding_window_view(np.pad(y, FIRST_BLOCK, mode="edge"), 2 * FIRST_BLOCK + 1), axis=1)
+            found = np.maximum(found, np.maximum.accumulate(np.abs(y - middle)))
+    return found
+
+
+def _set_otherwise(readers: Sequence[SeriesReader], rank: int, step: int) -> Iterator[Left]:
+    """Yield what modules and optimizers of both runs are set to with other numbers. What one run alone says is no evidence: the
+    other may do it by hand."""
+    first, second = ({name: side.capture.ranks[rank].get(name) for name in ("framework", "settings")} for side in readers)
+    if not (first["settings"] and second["settings"]):
+        return
+    for one in differing_settings(first, second):
+        b, c = one.baseline, one.candidate
+        if one.group in ("module", "optimizer") and one.severity == "changes" and {type(b), type(c)} <= {int, float}:
+            apart = (c - b) / abs(b) if b else c
+            yield Left(rank, f"{SETTING}/{subject(one)}", step, step, float(b), float(c), float(apart), 0.0, relative=bool(b))
 
 
 def _repeated(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -465,8 +514,9 @@ def _sentence(verdict: VerdictWord, left: list[Left], differing: int, count: int
         rank = f", rank {first.rank}" if any(one.rank for one in left) else ""
         loss = next((one for one in left if one.series == "loss"), None)
         both = f"{_do(len(left), 'leave')} and {_do(differing, 'differ')}"
+        leaves = "is set otherwise, from step" if first.series.startswith(f"{SETTING}/") else "leaves first, at step"
         return "\n".join((
-            f"DEVIATES  {spoken(first.series)} leaves first, at step {first.beyond:,}{rank}",
+            f"DEVIATES  {spoken(first.series)} {leaves} {first.beyond:,}{rank}",
             f"          {number(first.baseline, 6)} in the baseline, {number(first.candidate, 6)} in the candidate: {far(first)}",
             f"          it differs from step {first.exact:,} on; of {where} {both}",
             f"          the loss leaves at step {loss.beyond:,}" if loss else "          the loss does not leave",

@@ -22,6 +22,7 @@ class Kind(toml.Table):
     moved: float = 3.0
     settled: Settled = ""
     absent: float | None = None
+    remembers: int = 0
     ranks: Literal["mean", "largest", "sum", "none"] = "mean"
 
 
@@ -37,6 +38,7 @@ def kinds() -> dict[str, Kind]:
     return {one.name: one for one in toml.checked(toml.packaged("trueup.analysis.monitor", "kinds.toml"), Kinds).kind}
 
 
+SETTING = "setting"  # the kind of what is set: eps of a module, weight_decay of AdamW
 OTHER = Kind("", "a series that this version does not know", scale="linear")
 
 
@@ -48,5 +50,7 @@ def kind_of(series: str) -> Kind:
 def spoken(series: str) -> str:
     """Return a series as a sentence names it: ``gradient_norm of encoder.0``."""
     kind, _, scope = series.partition("/")
+    if kind == SETTING:
+        return scope
     of = "group " if kind == "lr" else ""
     return f"{kind} of {of}{scope}" if scope else kind

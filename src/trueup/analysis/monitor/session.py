@@ -145,6 +145,7 @@ class Monitor:
         self._live: Live | None = None
         self._window: int | None = None  # first step of the window of invariants that is recorded
         self._closed, self._seen = False, 0  # modules that were written
+        self._told = False  # what the training is set to
         self._pid = os.getpid()
 
     # ---------------------------------------------------------------- life
@@ -255,7 +256,11 @@ class Monitor:
 
     def ended(self) -> None:
         """The present step is over."""
-        self._ready()  # which numbers it, where that is not known yet
+        writer = self._ready()  # which numbers it, where that is not known yet
+        if writer is not None and not self.paused and not self._told:
+            self._told = True
+            with suppress(OSError):
+                writer.write_manifest("recording", settings=self.probe.settings())
         ended, self.step = self.step, self.step + 1
         self._look()
         if self._stopper is not None:

@@ -92,6 +92,9 @@ class Probe(Protocol):
     def describe(self) -> dict[str, Any]:
         """Describe the process for its rank's manifest."""
 
+    def settings(self) -> dict[str, Any]:
+        """Return the numbers that modules and the optimizer are set to, as the manifest of a capture has them; empty: not known."""
+
 
 _label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
 _same_cache: dict[Names, Names] = {}

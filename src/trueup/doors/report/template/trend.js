@@ -9,8 +9,8 @@
   let map = null, rows = [], tones = null, image = null, from = 0, to = 0, chosen = null, at = null, start = null;
 
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const text = (value) => Number.isNaN(value) ? "nothing taken" : !Number.isFinite(value) ? "NaN or Inf"
-    : value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? value.toExponential(3) : String(+value.toPrecision(5));
+  const text = (value, digits = 5) => Number.isNaN(value) ? "nothing taken" : !Number.isFinite(value) ? "NaN or Inf"
+    : value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? value.toExponential(digits - 2) : String(+value.toPrecision(digits));
 
   async function unpacked(packed, count) {
     const bytes = Uint8Array.from(atob(packed), (one) => one.charCodeAt(0));
@@ -182,9 +182,10 @@
     const pad = Math.max((most - least) * 0.05, 1e-9), left = 80;
     const x = (k) => left + (k - from + 0.5) / Math.max(1, to - from) * (width - left - 8);
     const y = (v) => 8 + (most + pad - v) / (most - least + 2 * pad) * 186;
-    const back = (v) => text(map.log ? 10 ** v : v);
+    const ticks = [least, (least + most) / 2, most], back = (v, digits) => text(map.log ? 10 ** v : v, digits);
+    const digits = [5, 6, 7].find((many) => new Set(ticks.map((v) => back(v, many))).size === ticks.length) ?? 7;  // float32 has 7
     pen.fillStyle = ink("--quiet"); pen.font = "12px system-ui"; pen.textAlign = "right";
-    for (const v of [least, (least + most) / 2, most]) { pen.fillText(back(v), left - 8, y(v) + 4); pen.strokeStyle = ink("--line"); pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width, y(v)); pen.stroke(); }
+    for (const v of ticks) { pen.fillText(back(v, digits), left - 8, y(v) + 4); pen.strokeStyle = ink("--line"); pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width, y(v)); pen.stroke(); }
     pen.fillText(`step ${map.steps[to - 1]}`, width, 216); pen.textAlign = "left"; pen.fillText(String(map.steps[from]), left, 216);
     pen.strokeStyle = ink("--baseline"); pen.lineWidth = 1.4; pen.beginPath();
     let pen_down = false;

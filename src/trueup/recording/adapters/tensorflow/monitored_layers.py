@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trueup.recording.engine.monitored_step import EDGES, GOLDEN, ITERATIONS, QUERIES, Layers
+from trueup.recording.engine.monitored_layers import QUERIES, Layers
+from trueup.recording.engine.monitored_step import EDGES, GOLDEN, ITERATIONS
 
 HALVES = (tf.float16, tf.bfloat16)
 

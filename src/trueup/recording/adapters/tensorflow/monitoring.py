@@ -28,7 +28,8 @@ from trueup.recording.adapters.tensorflow.context import has_weights, layer_clas
 from trueup.recording.adapters.tensorflow.functions import tap, unordered
 from trueup.recording.adapters.tensorflow.monitored_layers import KerasLayers, TensorFlowKernels, read
 from trueup.recording.adapters.tensorflow.session import described, rank_and_world, symbolic
-from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Floats, Made, Numbers, StepProbe
+from trueup.recording.engine.monitored_layers import Floats, Numbers
+from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Made, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.session import running_of

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trueup.recording.engine.monitored_step import QUERIES, Layers
+from trueup.recording.engine.monitored_layers import QUERIES, Layers
 from trueup.recording.engine.monitoring import FRAMEWORKS, callers
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
@@ -50,6 +50,10 @@ class TorchLayers(Layers):
         self._modules.append(module)
         if scope and getattr(module, "_compiled_call_impl", None) is None:
             self._hooks.append(module.register_forward_hook(self._ran))
+
+    def known(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield scopes and modules."""
+        yield from zip(self.scopes.values(), self._modules, strict=True)
 
     def remove(self) -> None:
         """Read no more."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -24,20 +25,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, streams
+from trueup.foundation.settings import Group, severity
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
+from trueup.recording.adapters.torch.models import optimizer_facts
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers, collectives
-from trueup.recording.engine.monitored_step import (
-    DIGEST_BITS,
-    EDGES,
-    GOLDEN,
-    ITERATIONS,
-    LOSS,
-    Floats,
-    Made,
-    Numbers,
-    StepProbe,
-)
+from trueup.recording.engine.monitored_layers import Floats, Numbers
+from trueup.recording.engine.monitored_step import DIGEST_BITS, EDGES, GOLDEN, ITERATIONS, LOSS, Made, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
 from trueup.recording.engine.replacing import Around
 
@@ -162,6 +156,7 @@ class TorchProbe(StepProbe):
         self._waiting: list[tuple[torch.Tensor, Made]] = []
         self._travelling: tuple[list[tuple[torch.Tensor, torch.Tensor, Any, list[tuple[int, Made]]]], list[Block]] | None = None
         self._travels = 0  # the step of what travels
+        self._clips_at: float | None = None  # the largest norm that the script allows
         self._room: list[torch.Tensor] = []  # where weights are copied to
         self._scaled: weakref.ref[torch.Tensor] | None = None
         self._scaler: tuple[Any, bool] | None = None  # that makes a step now, and whether that reached the optimizer
@@ -205,6 +200,19 @@ class TorchProbe(StepProbe):
     def describe(self) -> dict[str, Any]:
         devices = dict.fromkeys(str(p.device) for model in self._models for p in model.parameters())
         return describe_run(list(devices))
+
+    def settings(self) -> dict[str, Any]:
+        modules = {
+            scope: {"class": type(module).__name__, **_set_numbers("module", vars(module))}
+            for scope, module in self._layers.known()
+        }  # fmt: skip
+        optimizers = []
+        with suppress(Exception):  # one of the user's own may hold anything
+            facts = optimizer_facts(self.optimizer, waits=False)
+            clips = {} if self._clips_at is None else {"clipping": self._clips_at}
+            groups = [_set_numbers("optimizer", {**facts.settings, **more, **clips}) for more in ({}, *facts.groups)]
+            optimizers = [{"class": facts.classes[0], "groups": groups}]
+        return {"modules": modules, "optimizers": optimizers}
 
     def add(self, numbers: Numbers, made: Made, *, sampled: bool = True) -> None:  # noqa: ARG002
         if isinstance(numbers, np.ndarray) or all(isinstance(one, float) for one in numbers):
@@ -335,6 +343,7 @@ class TorchProbe(StepProbe):
     def _clips(self, original: Any, parameters: Any, max_norm: float, *rest: Any, **kwargs: Any) -> Any:
         if self._clipped and not self._listener.paused and isinstance(max_norm, (int, float)):
             self._clipped[-1] = self._clipped[-1][0], float(max_norm)
+            self._clips_at = float(max_norm)
         return original(parameters, max_norm, *rest, **kwargs)
 
     def _scaler_step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -446,6 +455,15 @@ def _arrived(sent: Sequence[tuple[torch.Tensor, torch.Tensor, Any, Sequence[tupl
             blocks += made(values[at : at + count])
             at += count
     return blocks
+
+
+def _set_numbers(group: Group, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of settings that change what is computed; rates have a series, and counts of parameters are no setting."""
+    return {
+        name: value for name, value in held.items()
+        if type(value) in (int, float) and math.isfinite(value) and name not in ("lr", "parameters")
+        and severity(group, name) == "changes"
+    }  # fmt: skip
 
 
 def _global_hooks() -> Any:
