@@ -5,14 +5,15 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MSPROBE := .venv-msprobe
-# Two more than cores: a test that waits for a process, or for a second to pass, leaves its core idle.
-WORKERS ?= 4
+# More than cores: a test that waits for a process, for the disk, or for a second to pass, leaves its core idle.
+WORKERS ?= 6
 MINUTES ?= 10
 # pip compiles its 18,000 files one after the other, compileall on all cores.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -x '/tests?/|/transformers/models/|/moto/|/mypyc?/|/pygments/(lexers|styles)/|/pip/'
 LARGE := paddlepaddle tensorflow-cpu transformers onnxruntime duckdb
-# Files stay whole, for their tests share captures; tests/conftest.py says which come first.
+# Files stay whole, for their tests share captures; tests/conftest.py says which come first, tests/workers.py how
+# workers start.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Per cent of lines and branches of foundation; 84.8 on 2026-11-23. What only adapters and trainings reach of it is not counted.
 FLOOR := 84
@@ -40,10 +41,7 @@ test:  ## Lint, type-check and run all tests
 	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev
 	$(MAKE) --no-print-directory --jobs 2 tests lint
 
-.PHONY: collected rules types tests
-collected: $(VENV)/.dev
-	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
-
+.PHONY: rules types tests
 rules: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -52,8 +50,8 @@ rules: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# They are collected once before, so that each worker finds them compiled. They call make, too, and this one's jobs are none of theirs.
-tests: collected
+# They call make, too, and this one's jobs are none of theirs.
+tests: $(VENV)/.dev
 	env -u MAKEFLAGS $(PYTEST)
 
 lint: rules types  ## ruff, codespell, import-linter and mypy --strict

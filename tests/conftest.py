@@ -3,7 +3,7 @@ from __future__ import annotations
 import multiprocessing.spawn
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,6 +70,16 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: next((k for k, name in enumerate(LONG) if f"tests/{name}" in item.nodeid), len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers of one process."""
+    import workers
+
+    python = workers.start(config)
+    for spec in specs:
+        spec.python = python
 
 
 TOGETHER = ("tests/distributed/",)

@@ -141,7 +141,7 @@ def nursery() -> Iterator[Nursery]:
 
 def _connected() -> socket.socket:
     """Reach the process that all workers share; the first one starts it."""
-    tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    tests = int(os.environ.get(warm_python.TESTS, os.getpid()))
     path = Path(tempfile.gettempdir(), f"warm-{os.getuid()}-{tests}")
     link = socket.socket(socket.AF_UNIX)
     with path.with_suffix(".lock").open("w") as lock:

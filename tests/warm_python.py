@@ -41,6 +41,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
+TESTS = "TESTS_PROCESS"
+"""Variable with the process that workers work for."""
 HIDDEN = ("torch", "paddle", "tensorflow")
 """What counts as imported only when a program imports it, where the nursery has it."""
 
@@ -74,11 +76,11 @@ def serve(listening: socket.socket) -> Order:
         if os.fork() == 0:
             listening.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _begun(link)
+            return begun(link)
         link.close()
 
 
-def _begun(link: socket.socket) -> Order:
+def begun(link: socket.socket) -> Order:
     """Read an order and fork its process; in the parent, wait for it and say how it ended."""
     head, files, _, _ = socket.recv_fds(link, 4, 3)
     size, text = int.from_bytes(head, "big"), b""
@@ -145,10 +147,11 @@ def run(order: Order, base: Sequence[str]) -> None:
     site = importlib.machinery.PathFinder.find_spec("sitecustomize", before)
     if site is not None and site.loader is not None:
         site.loader.exec_module(importlib.util.module_from_spec(site))
-    _execute(words[1:])
+    execute(words[1:])
 
 
-def _execute(words: list[str]) -> None:
+def execute(words: list[str]) -> None:
+    """Run what follows the interpreter on a command line."""
     while words[0][:2] in ("-u", "-B", "-W", "-X"):
         words = words[2 if words[0] in ("-W", "-X") else 1 :]
     option, *arguments = words
