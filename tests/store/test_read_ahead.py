@@ -113,3 +113,21 @@ def test_a_part_that_is_damaged_meanwhile_gives_no_rows_of_any_column() -> None:
     assert records(["mean", "seq"]).num_rows == 2
     assert records(["min", "mean"]).to_pydict() == {"min": [], "mean": []}
     assert records(["mean", "invocation"])["invocation"].to_pylist() == [None, None]  # a column that the capture has not
+
+
+def test_what_a_place_asked_for_is_read_ahead_once_the_next_begins() -> None:
+    asked: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
+
+    class Told(Held):
+        names = frozenset({"seq", "mean", "min"})
+
+        def records(self, *, columns: list[str], rank: int, step: tuple[int, ...], level: None) -> pa.Table:
+            asked.append((step, tuple(columns)))
+            return pa.table({name: [1.0] for name in columns})
+
+    steps: Any = [Place(0, (step,)) for step in range(4)]
+    with read_ahead.Ahead([Told({})], None, steps, ["seq"], (), sketches=False) as ahead:  # type: ignore[list-item]
+        ahead.reads(0)[0](["min", "invocation"])  # the second is no column of this capture
+        for at in (1, 2, 3):
+            ahead.reads(at)
+    assert sorted(asked) == [((0,), ("min",)), ((0,), ("seq",)), ((1,), ("seq",)), ((2,), ("seq", "min")), ((3,), ("seq",))]

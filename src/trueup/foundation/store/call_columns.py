@@ -181,30 +181,39 @@ class CallColumns:
         producer = np.searchsorted(self.seq, self.producer)  # index of each slot's call, where it is of this step
         known = (producer < len(self.seq)) & ~made & self.has_digest & (self.producer >= 0)
         known[known] = self.seq[producer[known]] == self.producer[known]
-
-        def held(calls: Numbers, slots: Numbers) -> Array:
-            return np.asarray(self.digest[slots] ^ splitmix64(calls.astype(np.uint64)))
-
         read, outputs = np.flatnonzero(known), np.flatnonzero(made)
-        returned = held(self.call[outputs], outputs)
-        slots = returned ^ splitmix64(self.slot[outputs].astype(np.uint64))
-        passed = np.isin(held(self.call[read], read), returned) & ~several[self.call[read]]
+        alone = np.full(len(self.seq), NONE)  # what a call returns, where that is one slot
+        alone[self.call[outputs]] = outputs
+        alone[several] = NONE
+        its = alone[self.call[read]]
+        passed = (its != NONE) & (self.digest[its] == self.digest[read])
         through = np.full(len(self.seq), NONE)
         through[self.call[read[passed]]] = producer[read[passed]]
-        one_of = several[self.call[outputs]]
-        outputs, returned = outputs[one_of], returned[one_of]
         makers = producer[read]
         for _ in range(PASSED_ON):
             makers = np.where(through[makers] != NONE, through[makers], makers)
-        read, makers = read[several[makers]], makers[several[makers]]
-        wanted = held(makers, read)
+
+        def held(calls: Numbers, slots: Numbers, name: Numbers | int = 0) -> Array:
+            return np.asarray(self.digest[slots] ^ splitmix64((calls + (name << 32)).astype(np.uint64)))
+
+        of_several = several[makers]
+        read, makers, outputs = read[of_several], makers[of_several], outputs[several[self.call[outputs]]]
+        returned = held(self.call[outputs], outputs)
         order = np.argsort(returned)
-        at = outputs[order[np.minimum(np.searchsorted(returned[order], wanted), len(order) - 1)]]
-        other = np.isin(wanted, returned) & (self.shapes.exact[at] == self.shapes.exact[read])
-        other &= ~np.isin(held(producer[read], read) ^ splitmix64(self.producer_slot[read].astype(np.uint64)), slots)
-        if other.any():
+        wanted, returned = held(makers, read), returned[order]
+        place = np.minimum(np.searchsorted(returned, wanted), len(order) - 1)
+        at = outputs[order[place]]
+        other = (returned[place] == wanted) & (self.shapes.exact[at] == self.shapes.exact[read])
+        other &= (makers != producer[read]) | (self.slot[at] != self.producer_slot[read])
+        read, makers, at = read[other], makers[other], at[other]
+        asked = np.zeros(len(self.seq), bool)
+        asked[producer[read]] = True
+        its = np.flatnonzero(made & asked[self.call])
+        said = np.isin(held(producer[read], read, self.producer_slot[read]), held(self.call[its], its, self.slot[its]))
+        if not said.all():
+            read, makers, at = read[~said], makers[~said], at[~said]
             self.producer, self.producer_slot = self.producer.copy(), self.producer_slot.copy()
-            self.producer[read[other]], self.producer_slot[read[other]] = self.seq[makers[other]], self.slot[at[other]]
+            self.producer[read], self.producer_slot[read] = self.seq[makers], self.slot[at]
 
     def is_like(self, other: CallColumns) -> bool:
         """Whether both hold the same calls in the same order, with slots of the same names and shapes."""
@@ -274,6 +283,10 @@ class CallColumns:
         """What findings show, and where payload lies."""
         return self._again([*NUMBERS, *_PLACE, "value", "digest"])
 
+    @cached_property
+    def _numbers(self) -> pa.Table:
+        return self._again(NUMBERS)
+
     def _again(self, columns: Sequence[str]) -> pa.Table:
         """Read more columns; nulls where the records are not what they were, for a part of them was damaged since."""
         found = self.read(columns)
@@ -300,7 +313,7 @@ class CallColumns:
 
     def number(self, name: str) -> Array:
         """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
-        return (counts if name.startswith("n_") else floats)(self.details[name])
+        return (counts if name.startswith("n_") else floats)(self._numbers[name])
 
     def places(self, slots: Numbers) -> list[Located]:
         """Return where the payload of slots lies that have one."""

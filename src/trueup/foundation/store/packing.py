@@ -31,7 +31,7 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import advance
 from trueup.foundation.store import durable, layout, schema
 from trueup.foundation.store.ownership import alive, holder
-from trueup.foundation.store.parts import BROKEN, ROWS_PER_BYTE, Part, check_seal, read, sealed, told_part
+from trueup.foundation.store.parts import BROKEN, ROWS_PER_BYTE, Part, apart, check_seal, read, sealed, told_part
 
 if TYPE_CHECKING:
     from trueup.foundation.store.reader import Capture
@@ -116,7 +116,7 @@ def _pack(root: Path, run: Sequence[Part], done: Packed) -> list[Part]:
     others: list[Part] = []
     for part in run:
         try:
-            (table,) = read([part], None, ())
+            ((_, table),) = read([part], None, ())
         except BROKEN:  # it stays where it is, and whoever reads the capture tells of it
             continue
         if others or any(types.get(field.name, field.type) != field.type for field in table.schema):
@@ -185,7 +185,7 @@ def _check(path: Path, held: Sequence[tuple[Part, pa.Table]]) -> None:
     with suppress(*BROKEN):
         found = inspect_packed(path, held[0][0].rank)
         heaps = [list(parts) for _, parts in groupby(found, lambda part: part.group)]
-        tables = [table for heap in heaps for table in read(heap, None, ())]
+        tables = [table for heap in heaps for _, table in apart(read(heap, None, ()))]
         before = [replaced(part, path=path, lanes=None) for part, _ in held]
         same = [replaced(part, group=None, start=0) for part in found] == before
         same = same and all(_same(table, was) for table, (_, was) in zip(tables, held, strict=True))

@@ -203,17 +203,19 @@ def _looked_up(path: Path) -> Part:
 KEPT = 4  # row groups of a packed file of which steps are still to come: columns of all calls, sketches, and what only some need
 
 Kept = dict[tuple[Any, ...], pa.Table]
+Run = tuple[Sequence[Part], pa.Table]  # parts of one file that lie one after the other and have the same columns, and their rows
 
 
 def read(
     several: Sequence[Part], columns: Collection[str] | None, where: Collection[str], kept: Kept | None = None
-) -> list[pa.Table]:
+) -> list[Run]:
     """Read columns (None: all), and those ``where`` `settled` will choose, of a part, or of several in one row group of a packed
     file; as in the file. Who reads the parts one after the other keeps in ``kept`` a row group that has more of them. Raises one
     of ``BROKEN``."""
     first = several[0]
     chosen = None if columns is None else {*columns, *where, *KEYS}
-    wanted = [[name for name in part.names if chosen is None or name in chosen] for part in several]
+    runs = _runs(several)
+    wanted = [[name for name in run[0].names if chosen is None or name in chosen] for run in runs]
     needed = list(dict.fromkeys(name for names in wanted for name in names))
     key = (first.path, first.group, *needed)
     raw = None if kept is None else kept.pop(key, None)
@@ -226,7 +228,26 @@ def read(
         kept[key] = raw
         for oldest in list(kept)[:-KEPT]:
             kept.pop(oldest, None)
-    return [raw.select(names).slice(part.start, part.rows) for part, names in zip(several, wanted, strict=True)]
+    rows = [sum(part.rows for part in run) for run in runs]
+    return [(run, raw.select(names).slice(run[0].start, count)) for run, names, count in zip(runs, wanted, rows, strict=True)]
+
+
+def _runs(several: Sequence[Part]) -> list[list[Part]]:
+    runs: list[list[Part]] = []
+    for part in several:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.names == part.names and last.start + last.rows == part.start:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def apart(runs: Sequence[Run]) -> Iterator[tuple[Part, pa.Table]]:
+    """Yield each part of runs with its rows."""
+    for parts, table in runs:
+        for part in parts:
+            yield part, table.slice(part.start - parts[0].start, part.rows)
 
 
 def _read(part: Part, needed: list[str]) -> pa.Table:
@@ -239,7 +260,7 @@ def _read(part: Part, needed: list[str]) -> pa.Table:
 
 
 def settled(
-    several: Sequence[tuple[Part, pa.Table]], columns: Collection[str] | None, where: Mapping[str, Collection[Any]]
+    several: Sequence[Run], columns: Collection[str] | None, where: Mapping[str, Collection[Any]]
 ) -> pa.Table:
     """Check what `read` gave of parts, all with the same columns and types; return the rows whose columns have one of the
     accepted values in ``where`` (step and rank are the part's), in the schema's types. A known column that the parts lack is
@@ -247,7 +268,7 @@ def settled(
     raw = pa.concat_tables([table for _, table in several])
     raw.validate(full=True)
     arrays = {name: _typed(raw[name], name) for name in raw.column_names}
-    _check_keys(arrays, [part for part, _ in several])
+    _check_keys(arrays, [part for its, _ in several for part in its])
     lacking = schema.RECORDS.names if columns is None else [*columns, *where]
     for name in lacking:
         if name not in arrays and name in schema.NAMES:

@@ -64,6 +64,7 @@ class Records:
     def __init__(self, table: pa.Table, names: Collection[str], more: Read) -> None:
         self._table, self._names, self._more = table, names, more
         self.sketched = False  # whether the sketches were asked for
+        self.asked: dict[str, None] = {}  # the columns that were asked for, in order
         self.parts: Parts | None = None  # the sketches, to be read part by part
         self.side_by_side: SideBySide | None = None  # their distances from another capture's here, in the making
         self.coming: Future[pa.Table] | None = None  # the sketches on their way, where they are read as a whole
@@ -71,6 +72,7 @@ class Records:
     def __call__(self, columns: Sequence[str]) -> pa.Table:
         """Return these columns; of fewer rows if a part was damaged since."""
         self.sketched |= "sketch" in columns
+        self.asked |= dict.fromkeys(columns)
         there = self._table.column_names
         lacking = [name for name in columns if name not in there]
         for name in [name for name in lacking if name not in self._names]:  # a column of imported captures, or of tensors
@@ -125,8 +127,8 @@ class RecordsOfStep:
 
 class Ahead:
     """Records of all captures, one place after the other. While one place is compared, columns ``needed`` by every comparison are
-    read of the next, and its sketches are compared if this place needed them (``sketches`` False: nobody does). Columns ``shared``
-    are alike in two runs of one structure. ``levels``: None reads all."""
+    read of the next, with those that the place before asked for besides, and its sketches are compared if this place needed them
+    (``sketches`` False: nobody does). Columns ``shared`` are alike in two runs of one structure. ``levels``: None reads all."""
 
     def __init__(
         self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place], needed: Sequence[str],
@@ -156,10 +158,11 @@ class Ahead:
     def reads(self, at: int) -> list[Records]:
         """Return the records of the ``at``-th place, of each capture; begin with those of the next."""
         sketched = not self._now or any(records.sketched for records in self._now)
+        asked = [name for records in self._now for name in tuple(records.asked) if name not in SKETCH]
         place, following = self.places[at], self.places[at + 1 : at + 2]
         advance("comparing", self._kind, self._passed, self._steps)
         self._passed += len(place.steps)
-        now = self._next if self._now else self._begin(place, self._needed)
+        now = self._next if self._now else self._begin(place)
         self._now = [
             Records(table.result(), capture.names, partial(self._read, side, place))
             for side, (table, capture) in enumerate(zip(now, self._captures, strict=True))
@@ -167,7 +170,7 @@ class Ahead:
         if self._sketches:
             self._sketch(place, now=sketched)
         if following:
-            self._next = self._begin(following[0], self._needed)
+            self._next = self._begin(following[0], asked)
         return self._now
 
     def meanwhile(self, work: Callable[[Given], Found], given: Given) -> Future[Found]:
@@ -184,8 +187,10 @@ class Ahead:
             if now and records.parts is None:
                 records.coming = self._pool.submit(self._read, side, place, SKETCH)
 
-    def _begin(self, place: Place, columns: Sequence[str]) -> list[Future[pa.Table]]:
-        return [self._pool.submit(self._read, side, place, columns) for side in range(len(self._captures))]
+    def _begin(self, place: Place, asked: Sequence[str] = ()) -> list[Future[pa.Table]]:
+        """Begin to read the columns of a place, of those that were ``asked`` for before it what a capture has."""
+        has = [dict.fromkeys([*self._needed, *(name for name in asked if name in one.names)]) for one in self._captures]
+        return [self._pool.submit(self._read, side, place, [*columns]) for side, columns in enumerate(has)]
 
     def _read(self, side: int, place: Place, columns: Sequence[str]) -> pa.Table:
         capture = self._captures[side]

@@ -21,7 +21,7 @@ from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout, objects, parts, salvage, schema
 from trueup.foundation.store.parallel import side_by_side
-from trueup.foundation.store.parts import BROKEN, Part
+from trueup.foundation.store.parts import BROKEN, Part, Run
 from trueup.foundation.store.segment import Segment, open_segment
 
 READERS = 2  # parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead
@@ -190,7 +190,7 @@ class Capture:
         others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
         together = [list(its) for _, its in groupby(chosen, lambda part: (part.path, part.group))]
         raw = side_by_side(lambda several: self._read(several, names, others), together, READERS)
-        tables = self._settled([pair for pairs in raw for pair in pairs], names, others)
+        tables = self._settled([run for runs in raw for run in runs], names, others)
         if not tables:
             return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
         table = self._joined(tables).unify_dictionaries()
@@ -235,19 +235,19 @@ class Capture:
             ours = [table.select([name for name in table.column_names if name in schema.NAMES]) for table in tables]
             return pa.concat_tables(ours)
 
-    def _read(self, several: list[Part], names: list[str] | None, where: Collection[str]) -> list[tuple[Part, pa.Table]]:
+    def _read(self, several: list[Part], names: list[str] | None, where: Collection[str]) -> list[Run]:
         try:
-            return list(zip(several, parts.read(several, names, where, self._kept), strict=True))
+            return parts.read(several, names, where, self._kept)
         except BROKEN as error:
             for part in several:
                 self._damaged(part, error)
             return []
 
     def _settled(
-        self, read: list[tuple[Part, pa.Table]], names: list[str] | None, where: dict[str, Collection[Any]]
+        self, read: list[Run], names: list[str] | None, where: dict[str, Collection[Any]]
     ) -> list[pa.Table]:
         """Return what is sound of the parts that were read, together if they are alike, which costs least."""
-        if len(read) > 1 and all(table.schema.equals(read[0][1].schema) for _, table in read):
+        if read and all(table.schema.equals(read[0][1].schema) for _, table in read):
             try:
                 table = parts.settled(read, names, where)
             except BROKEN:  # one of them is damaged: below it is told which
@@ -255,11 +255,11 @@ class Capture:
             else:
                 return [table] if table else []
         found = []
-        for pair in read:
+        for part, table in parts.apart(read):
             try:
-                found.append(parts.settled([pair], names, where))
+                found.append(parts.settled([((part,), table)], names, where))
             except BROKEN as error:
-                self._damaged(pair[0], error)
+                self._damaged(part, error)
         return [table for table in found if table]
 
     def _damaged(self, part: Part, error: BaseException) -> None:
