@@ -13,8 +13,9 @@ from nursery import LIMIT
 from trueup.recording.recorder import recorder
 
 ADAPTER = """
-import sys, torch, trueup.recording.adapters.torch.session
+import sys, torch, trueup, trueup.recording.adapters.torch.session
 from trueup.recording.recorder import Recorder
+trueup.capture, trueup.watch, trueup.monitor, trueup.shadow, trueup.lockstep
 late = "pyarrow", "duckdb", "trueup.foundation.store.writer", "trueup.recording.recorder.columns"
 print([name for name in late if name in sys.modules])
 """
@@ -45,7 +46,7 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT).stdout
 
 
-def test_the_adapter_loads_no_arrow() -> None:
+def test_neither_the_adapter_nor_what_scripts_call_loads_arrow() -> None:
     assert python(ADAPTER) == "[]\n"
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.recording.execution import shadow
-from trueup.recording.execution.shadow import LEAST_SHARE, SHARE, TIME, Budget, ShadowOptions, shadow_lines, summarise
+from trueup.recording.execution.shadow import LEAST_SHARE, SHARE, TIME, Budget, shadow_lines, summarise
+from trueup.recording.recorder.options import ShadowOptions
 
 
 def chosen(budget: Budget, calls: int = 2000) -> list[int]:

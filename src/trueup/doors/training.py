@@ -14,8 +14,16 @@ import numpy  # noqa: F401 - `seed_all` seeds it, also where the script has not 
 
 from trueup.foundation.model import LEVELS, TrueupError
 from trueup.recording.arming.process import seed_imported
-from trueup.recording.execution.shadow import LARGEST_MB, ShadowOptions
-from trueup.recording.recorder.options import BUDGET, FRAMES, CaptureOptions, NumberSet, WatchOptions, capture_options
+from trueup.recording.recorder.options import (
+    BUDGET,
+    FRAMES,
+    LARGEST_MB,
+    CaptureOptions,
+    NumberSet,
+    ShadowOptions,
+    WatchOptions,
+    capture_options,
+)
 from trueup.recording.registry import ADAPTERS, Adapter, listed, meant
 
 if TYPE_CHECKING:

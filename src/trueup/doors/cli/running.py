@@ -100,7 +100,7 @@ def capture(
 def _shadow(device: str, **options: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from trueup.recording.execution.shadow import ShadowOptions
+    from trueup.recording.recorder.options import ShadowOptions
 
     return asdict(ShadowOptions.of(device, **options))
 

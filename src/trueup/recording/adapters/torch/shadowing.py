@@ -45,8 +45,9 @@ from trueup.recording.execution.local_error import (
     rounding,
     storing,
 )
-from trueup.recording.execution.shadow import NOT_JUDGED, Budget, ShadowOptions
+from trueup.recording.execution.shadow import NOT_JUDGED, Budget
 from trueup.recording.recorder import Call
+from trueup.recording.recorder.options import ShadowOptions
 
 Array = NDArray[Any]
 Again = Callable[..., LocalError]

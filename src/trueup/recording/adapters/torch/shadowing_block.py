@@ -15,8 +15,9 @@ from trueup.recording.adapters.torch.reference import Formula, Reference
 from trueup.recording.adapters.torch.session import Session, running
 from trueup.recording.adapters.torch.shadowing import ShadowMode
 from trueup.recording.engine.session import Capture, root_manifest, roots
-from trueup.recording.execution.shadow import ShadowOptions, ShadowResult, summarise, table
+from trueup.recording.execution.shadow import ShadowResult, summarise, table
 from trueup.recording.recorder import CaptureOptions
+from trueup.recording.recorder.options import ShadowOptions
 
 
 class Shadow(Capture[Session]):
