@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import trueup
+from trueup.comparison.limits import losses_apart
 from trueup.comparison.result.comparing import MAX_FINDINGS, compare
-from trueup.comparison.verdict.evidence import losses_apart
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.reasons import in_words
 from verdict.captures import Recording, Slot, changed, compared, normal

@@ -2,11 +2,13 @@
 
 A slot fails when all conditions of one ``[[fail]]`` table hold. A call whose inputs pass and whose outputs fail is a culprit; where
 an input fails, its outputs are explained. What a condition needs and the captures do not hold leaves the slot open, never passed.
+Every criterion limits how far the losses of two runs may be apart, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -166,3 +168,25 @@ def apply(limits: tuple[Limit, ...], errors: Errors) -> Applied:
         fails |= holds
         open_ |= possible & ~holds
     return Applied(fails, open_ & ~fails, known)
+
+
+def losses_apart(
+    baseline: Mapping[int, float], candidate: Mapping[int, float], limit: float, repeats: Sequence[Mapping[int, float]] = (),
+    allowed: float = 0.0,
+) -> Reason | None:  # fmt: skip
+    """Return that the losses per step are too far apart (relative distance over ``limit``) to call two runs aligned, or None.
+    Also allowed is ``allowed`` times the distance of the baseline's repeats from it."""
+    for step, loss in baseline.items():
+        value = candidate.get(step, loss)  # a step that one side lacks is said elsewhere
+        if loss == value or (math.isnan(loss) and math.isnan(value)):
+            continue
+        apart = abs(value - loss) / max(abs(loss), 1e-12)
+        spread = max((abs(losses[step] - loss) / max(abs(loss), 1e-12) for losses in repeats if step in losses), default=0.0)
+        if not apart <= max(limit, allowed * spread):  # NaN against a number too
+            return Why.LOSSES(None if math.isnan(apart) else apart, step, loss, value, limit)
+    return None
+
+
+def summed(losses: Mapping[int, float], counts: Mapping[int, int]) -> dict[int, float]:
+    """Return the losses of steps, their means over micro-batches, as sums where the two sides have other numbers of these."""
+    return {step: loss * counts.get(step, 1) for step, loss in losses.items()}

@@ -17,7 +17,7 @@ from trueup.comparison.graph.streams import Alignment, Array, Numbers, Row, Stre
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts
 from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.normalise.updates import STEP
-from trueup.foundation.facts.arguments import shared, what_matters
+from trueup.foundation.facts.arguments import equal_values, from_first_axis, shared, what_matters
 from trueup.foundation.facts.slots import is_discrete, is_foreign, is_of_module, is_output, is_written, roundoff
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.dialect import BUFFER
@@ -407,5 +407,14 @@ def differing_arguments(
         sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
         if baseline.imported or candidate.imported:
             sides = shared(*sides)
-        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or what_matters(sides[0]) != what_matters(sides[1])):
+        if sides[0] == sides[1] or _same_axes(streams, (b[n], c[n]), sides):
+            continue
+        if candidate.phase[c[n]] != collective or what_matters(sides[0]) != what_matters(sides[1]):
             yield int(n), sides
+
+
+def _same_axes(streams: tuple[Stream, Stream], calls: tuple[int, int], sides: tuple[str | None, str | None]) -> bool:
+    """Tell whether two calls are given the same but for how axes are numbered, and add none (`unsqueeze` numbers one more)."""
+    ends = [stream.shapes.ndim[stream.starts[[call, call + 1]] - [0, 1]] for stream, call in zip(streams, calls, strict=True)]
+    first, second = (from_first_axis(side, int(ndim[0])) for side, ndim in zip(sides, ends, strict=True))
+    return ends[0][0] == ends[1][0] >= max(ends[0][1], ends[1][1]) and bool(first) and equal_values(first, second)

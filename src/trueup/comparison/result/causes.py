@@ -56,7 +56,7 @@ CASTING = ("dtype", AUTOCAST)
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
 
 
-LESS = (Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.READS, Why.READS_OTHER, Why.NO_GRADIENT, Why.NOT_UPDATED)
+LESS = (Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.MADE_ALONE, Why.READS, Why.READS_OTHER, Why.NO_GRADIENT, Why.NOT_UPDATED)
 """What a culprit shows that says less of its cause than all else that may be known."""
 
 Place = tuple[int, int, tuple[int, int]]  # rank, step, and execution numbers of a call in the two runs

@@ -218,7 +218,8 @@ class Assembly:
         if found.ranked and not culprits:
             notes = self._with_suspect(notes, found.ranked[0])
         notes += [*found.lent[0], *self.remarks.always(), *self.frameworks.notes(found)]
-        notes += [*found.notes, *self.uncompared.of_parts, *self.uncompared.dead_ends()]
+        notes += [*found.notes, *self.uncompared.of_parts]
+        notes += [Why.DEAD_ENDS(len(found.dead_ends), side, row.key) for side, row in found.dead_ends[:1]]
         told = self.uncompared.roughly(mixed=mixed)
         notes = [*told, *notes] if found.verdict == "aligned" else [*notes, *reversed(told)]  # of an alignment the first to know
         if found.covered:

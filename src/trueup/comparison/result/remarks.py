@@ -16,7 +16,7 @@ from trueup.comparison.result.findings import Frames, suspect_finding
 from trueup.comparison.result.summary import no_optimizer
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.evidence import Yardstick, known_differences
-from trueup.comparison.verdict.judged import Part, Side, Suspect
+from trueup.comparison.verdict.judged import Part, Suspect
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import Criterion, products_at
 from trueup.foundation.facts.slots import SINGLE, UNIT_ROUNDOFF, is_input, is_output
@@ -299,7 +299,6 @@ class Uncompared:
         self._compared = self._by_statistics = self._untold = self._rewritten = 0
         """Matched calls, those compared by another tool's statistics alone, those of which its dump lacks gradients that nobody
         reads, and calls that are written another way on the other side."""
-        self._dead_ends: list[tuple[Side, Row]] = []
         self._not_compared: Counter[Reason] = Counter()
         self._left_open: dict[Reason, Row] = {}  # why calls were not compared, and the first of them
         self.of_parts: list[Reason] = []  # what there is to know of single parts, whatever the verdict
@@ -311,7 +310,6 @@ class Uncompared:
         self._by_statistics += len(distinct(errors.pair[errors.method == STATISTICS]))
         self._untold += verdicts.untold
         self._rewritten += max(part.rewritten)
-        self._dead_ends += part.dead_ends
         self._not_compared.update(verdicts.incomparable.values())
         for pair, why in verdicts.incomparable.items():
             if why not in self._left_open:
@@ -331,10 +329,6 @@ class Uncompared:
         if found.overlap.levels == ["module"] and (found.covered or found.uncovered):
             return [Why.NO_MODULE(Why.SHOWS_OPTIMIZER(found.overlap.finer()))]
         return [Why.NO_OUTPUT()] if self._compared else []
-
-    def dead_ends(self) -> list[Reason]:
-        """Return how many calls compute what nobody reads."""
-        return [Why.DEAD_ENDS(len(self._dead_ends), self._dead_ends[0][0], self._dead_ends[0][1].key)] if self._dead_ends else []
 
     def roughly(self, *, mixed: bool) -> list[Said]:
         """Return what another tool's dump did not tell; between frameworks its statistics are said elsewhere."""

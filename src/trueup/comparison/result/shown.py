@@ -303,7 +303,10 @@ def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     return bool(np.isin(stream.identity[read & (stream.l2 > 0)], stream.identity[made]).any())
 
 
-SHOWING = (Why.READS, Why.READS_OTHER, Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.NO_GRADIENT, Why.NOT_UPDATED)
+SHOWING = (
+    Why.STEPS_AGAIN, Why.MADE_ALONE, Why.READS, Why.READS_OTHER, Why.RUNS_ALONE, Why.RUNS_INSTEAD, Why.NO_GRADIENT,
+    Why.NOT_UPDATED,
+)  # fmt: skip
 """What is said of a call that tells its cause, where nothing else does."""
 
 

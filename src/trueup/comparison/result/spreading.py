@@ -37,7 +37,7 @@ WORTHWHILE = 64
 
 COUNTED = (
     "asked", "judged", "cleared", "_lone_gradients", "_stepped", "uncompared", "covered", "uncovered", "incomparable", "outputs",
-    "notes", "unexplained", "twice", "holes", "unmatched", "suspects",
+    "notes", "unexplained", "twice", "holes", "unmatched", "dead_ends", "suspects",
 )  # fmt: skip
 """What a `Comparison` counts and keeps of the parts that it has seen."""
 

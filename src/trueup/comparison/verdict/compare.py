@@ -11,17 +11,17 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Row, Stream
 from trueup.comparison.holes import Recorded
+from trueup.comparison.limits import losses_apart, summed
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.normalise import optimizer_steps
 from trueup.comparison.normalise.translated import Translated, sides, translated
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.align import align
-from trueup.comparison.verdict.evidence import losses_apart, yardstick_of
+from trueup.comparison.verdict.evidence import yardstick_of
 from trueup.comparison.verdict.exchange import Exchange
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
+from trueup.comparison.verdict.judged import INCOMPARABLE, LASTING, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
-from trueup.comparison.verdict.optimizer_updates import summed
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
@@ -77,6 +77,7 @@ class Comparison:
         self.in_full = False
         self.suspects: list[Suspect] = []
         self.unmatched: list[tuple[Side, Row]] = []  # the first calls of either run that nothing accounts for
+        self.dead_ends: list[tuple[Side, Row]] = []  # those of them that compute what nobody reads
         self.covered = self.uncovered = 0  # calls of either run that others account for, and that nothing does
         self.incomparable = self.outputs = 0  # matched calls that could not be compared, and those of which an output was
         self.passes: dict[int, Passes] = {}  # how often each side goes backward in steps compared by what accumulates
@@ -127,7 +128,8 @@ class Comparison:
         self.suspects = [s for answered in (self.exchange.answered,) for s in self.suspects if id(s) not in answered]
         self.unexplained += [Why.BROUGHT(suspect.judged.call.candidate.key, why) for suspect, why in self.exchange.unknown]
         for origins in self.origins.values():
-            self._unmatched([(SIDES[side], row) for side in (0, 1) for row in origins.unread(side)])
+            self._unmatched(left := [(SIDES[side], row) for side in (0, 1) for row in origins.unread(side)])
+            self.dead_ends += [(side, row) for side, row in left if row.phase not in LASTING]
         self.see = ()  # who sees the parts knows the comparison
 
     @cached_property
@@ -181,7 +183,8 @@ class Comparison:
     def _losses_apart(self) -> Reason | None:
         first, second, *repeats = (overview.losses for overview in self.overviews)
         if self.passes:
-            first, second = (summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
+            counts = [{step: (its.baseline, its.candidate)[side] for step, its in self.passes.items()} for side in (0, 1)]
+            first, second = (summed(losses, of) for losses, of in zip((first, second), counts, strict=True))
         return losses_apart(first, second, self.criterion.loss, repeats, self.criterion.yardstick)
 
     def _at_once(self, place: Place, reads: Sequence[Read], ahead: Ahead) -> bool:
@@ -304,7 +307,8 @@ class Comparison:
         if updated is not None and not updated.sure and is_weight(slot):
             return Why.NOISY(*what, Why.SHOWS_OPTIMIZER(finer))
         inside = (call.parent is not None or call.phase == "backward") and self.overlap.levels == ["module"]  # behind the loss
-        return Why.UNSEEN(*what, Why.SHOWS_BETWEEN(finer) if inside else Why.ALL_PHASES())
+        everything = self.steps[0] == 0 and all(recorded[part.rank].whole for recorded in self.recorded)
+        return Why.UNSEEN(*what, Why.SHOWS_BETWEEN(finer) if inside else Why.LOOK_BACK() if everything else Why.ALL_PHASES())
 
     def _twice(self, part: Part) -> list[Reason]:
         first, second = part.streams

@@ -26,8 +26,6 @@ truth: an output may be a few times as far from it as the baseline is (``torch._
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping as Map
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +36,6 @@ from trueup.comparison.measures.measure import SKETCH, STATISTICS, TENSOR, Dista
 from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, QUORUM, ROOM
 from trueup.comparison.verdict.align import align
 from trueup.foundation.facts.criteria import CARRY, Criterion
-from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 
 
@@ -194,20 +191,3 @@ def yardstick_of(streams: Sequence[Stream], payloads: Sequence[Payload], repeats
         known = errors.method != STATISTICS  # which only bound a distance
         np.fmax.at(found, errors.slots[1][known], errors.relative[known])
     return Yardstick(spread, (truth[0], truth[1]))
-
-
-def losses_apart(
-    baseline: Map[int, float], candidate: Map[int, float], limit: float, repeats: Sequence[Map[int, float]] = (),
-    allowed: float = 0.0,
-) -> Reason | None:  # fmt: skip
-    """Return that the losses per step are too far apart (relative distance over ``limit``) to call two runs aligned, or None.
-    Also allowed is ``allowed`` times the distance of the baseline's repeats from it."""
-    for step, loss in baseline.items():
-        value = candidate.get(step, loss)  # a step that one side lacks is said elsewhere
-        if loss == value or (math.isnan(loss) and math.isnan(value)):
-            continue
-        apart = abs(value - loss) / max(abs(loss), 1e-12)
-        spread = max((abs(losses[step] - loss) / max(abs(loss), 1e-12) for losses in repeats if step in losses), default=0.0)
-        if not apart <= max(limit, allowed * spread):  # NaN against a number too
-            return Why.LOSSES(None if math.isnan(apart) else apart, step, loss, value, limit)
-    return None

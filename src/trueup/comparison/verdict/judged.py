@@ -216,7 +216,6 @@ class Part:
     beside: list[Any] = field(default_factory=list)  # what somebody asked to be taken of each stream meanwhile
     suspects: list[Suspect] = field(default_factory=list)
     uncovered: list[tuple[Side, Row]] = field(default_factory=list)  # unmatched calls that no coarser level or reader accounts for
-    dead_ends: list[tuple[Side, Row]] = field(default_factory=list)  # unmatched calls that compute what nobody reads
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
     narrowed: int | None = None  # result that its call makes coarser in the candidate, unlike others of its kind
@@ -372,7 +371,7 @@ class Tree:
         apart = got > verdicts.criterion.certain * verdicts.own + CANCELLED * given
         for n in reversed(np.flatnonzero(found & errors.inputs & (made != NONE)).tolist()):
             apart[made[n]] |= apart[errors.pair[n]]
-        return np.asarray(found & ~apart[errors.pair])
+        return np.asarray(found & ~(apart & self.leaves)[errors.pair])  # of a module those inside read it in the end
 
     def covering(self, call: int, side: int) -> list[int]:
         """Return the matched calls around this one that were compared as a whole, by all that they return."""

@@ -99,7 +99,7 @@ def locate(
     else:
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
-    suspects += [] if forced or criterion.limits else _rewired(tree, excused)
+    suspects += [] if forced or criterion.limits else _rewired(tree, excused) + _lone(part, tree, origins)
     suspects += _settings(part, tree, suspects, chosen=chosen)
     suspects = _at_fault(suspects, tree, excused)
     _doubt(suspects, part, origins)
@@ -161,6 +161,8 @@ def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: O
     origins.accumulated, part.stale = part.passes.worst, None
     if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
         part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]
+        for left, seq in [(p, n) for p in origins.pending for n, r in p.items() if r.step == part.step and r.phase not in LASTING]:
+            del left[seq]
         part.unexplained = [found for found in part.unexplained if found[0].call.candidate.phase != "backward"]
     return [s for s in suspects if s.kind in ("input", "random")]
 
@@ -194,8 +196,7 @@ def _unmatched(
     calls read gradients that the other side has ``lost``, it starts there."""
     tree, origins, loose = regions.tree, regions.origins, regions.given
     dead = dead_ends(regions, criterion)
-    part.dead_ends = [(SIDES[side], tree.streams[side].row(call)) for side, call in dead]
-    uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | set(dead) | unaccounted(regions, criterion)
+    uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | unaccounted(regions, criterion)
     suspects: list[Suspect] = []
     judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
@@ -214,7 +215,8 @@ def _unmatched(
     uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
     part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
     left = [sorted(set(calls) - settled.keys()) for calls, settled in zip(loose, regions.settled, strict=True)]
-    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
+    lasting = [*regions.lasting(), *((s, tree.streams[s].row(call)) for s, call in dead if call not in excused.rewritten[s])]
+    origins.leave(lasting, tree.streams, left)
     if agreed := sorted(regions.settled[1].items()):  # of these a later step may read
         origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
     return suspects
@@ -226,9 +228,8 @@ def _phases_of_one(tree: Tree) -> list[tuple[int, int]]:
         return []
     found = []
     for phase in ("forward", "backward"):
-        calls = [stream.phase == stream.names.number(phase) for stream in tree.streams]
-        held = [bool(side.any()) for side in calls]
-        found += [(s, c) for s in (0, 1) if not held[1 - s] for c in tree.unmatched[s].tolist() if calls[s][c]]
+        calls = [stream.during(phase) for stream in tree.streams]
+        found += [(s, c) for s in (0, 1) if not calls[1 - s].any() for c in tree.unmatched[s].tolist() if calls[s][c]]
     return found
 
 
@@ -410,6 +411,19 @@ def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
         if not excused.pair(pair, errors.distance(entry).slot):
             found.append(Suspect(tree.verdicts.at(pair), "argument", True, because=(why,), independent=True))
     return found
+
+
+def _lone(part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
+    """Find the first call that was given what one run alone made, or the optimizer's step of a run that did not go backward."""
+    for judged, slot in part.unexplained:
+        lone = origins.lone_maker(tree, judged.call.slots[slot])
+        if lone is not None and judged.call.candidate.phase in (*ENTERING, "optimizer"):
+            return [Suspect(judged, "argument", True, because=(lone,), independent=True)]
+    steps = np.flatnonzero(tree.streams[1].during("optimizer")[tree.verdicts.errors.calls[1]])[:1].tolist()
+    idle = [side for side, stream in zip(SIDES, tree.streams, strict=True) if not stream.during("backward").any()]
+    if len(idle) != 1 or tree.is_foreign or not all("backward" in seen for seen in origins.seen):
+        return []
+    return [Suspect(tree.verdicts.at(pair), "argument", True, because=(Why.STEPS_AGAIN(*idle),)) for pair in steps]
 
 
 def _lawless(

@@ -17,16 +17,17 @@ import numpy as np
 
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, most
-from trueup.comparison.measures.thresholds import CANCELLED, ROOM, SMALL
+from trueup.comparison.measures.measure import Distance
+from trueup.comparison.measures.thresholds import CANCELLED, HALF, ROOM, SMALL
 from trueup.comparison.verdict import optimizer_updates
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.independent import first_read_out
-from trueup.comparison.verdict.judged import Judged, Tree, only_modules
+from trueup.comparison.verdict.judged import SIDES, Judged, Tree, only_modules
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.slots import SINGLE, is_gradient_of_step, is_weight, roundoff
-from trueup.foundation.facts.why import Reason
+from trueup.foundation.facts.why import Reason, Why
 
 Unexplained = tuple[Judged, str]  # a call, and the slot where a difference comes in that no compared call made
 
@@ -56,8 +57,8 @@ class Origins:
     """Of each step: ``seq`` of the compared calls on the candidate, and the largest relative error of their outputs."""
     pending: tuple[dict[int, Row], dict[int, Row]] = field(default_factory=lambda: ({}, {}))
     """Unmatched calls whose results later steps read, and nobody has read yet, by side."""
-    loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
+    loose: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    """Operators of all unmatched calls of earlier steps that no compared call around them accounts for, by side and seq."""
     _now: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
     _rounded: float = 0.0  # unit roundoff of the coarsest dtype that so far held results on one side alone
 
@@ -127,7 +128,11 @@ class Origins:
         own, biased = unrecorded(tree.verdicts.criterion, coarsest)
         entries = np.flatnonzero(errors.inputs & (errors.absolute != 0) & ~np.isnan(errors.absolute))
         nothing[entries] = np.where((shared := coherent(errors, entries)) > biased, shared, 0.0)
-        return np.full(len(errors.pair), own), nothing
+        found = np.full(len(errors.pair), own)
+        for n in entries[np.maximum(*errors.roundoffs)[entries] <= SINGLE].tolist() if any(self.loose) else ():
+            if self.lone_maker(tree, errors.distance(n)) is not None:  # it was seen to be made, of no coarser dtype
+                found[n], _ = unrecorded(tree.verdicts.criterion, SINGLE)
+        return found, nothing
 
     def _given(self, tree: Tree, grown: Array) -> Array:
         """Tell which entries come from outside, after steps that say what of them may be rounding. Where no step is missing, and
@@ -179,16 +184,26 @@ class Origins:
     def _read(self, tree: Tree) -> None:
         """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
         for pending, stream in zip(self.pending, tree.streams, strict=True):
-            if pending:
-                for producer in distinct(stream.producer).tolist():
-                    pending.pop(producer, None)
+            read = set(distinct(stream.producer).tolist()) if pending else set()
+            for seq in [seq for seq, row in pending.items() if seq in read or row.parent in read]:
+                del pending[seq]
 
-    def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
-        """Remember a step's unmatched calls: those whose results last, and by side the seqs of all."""
+    def lone_maker(self, tree: Tree, error: Distance) -> Reason | None:
+        """Return which call made what a slot holds, where one run alone has it: of an earlier step, or half of it is its own."""
+        ops = list[str | None]()
+        for loose, stream, pairs, k in zip(self.loose, tree.streams, tree.pairs, (error.baseline, error.candidate), strict=True):
+            call = int(stream.producers[k]) if error.relative > HALF else NONE
+            alone = call != NONE and pairs[call] == NONE
+            ops.append(stream.names.names[int(stream.op[call])] if alone else loose.get(int(stream.producer[k])))
+        side = 0 if ops[1] is None else 1
+        return Why.MADE_ALONE(SIDES[side], ops[side]) if ops.count(None) == 1 else None
+
+    def leave(self, lasting: Iterable[tuple[int, Row]], streams: Sequence[Stream], loose: Iterable[Sequence[int]]) -> None:
+        """Remember a step's unmatched calls: those whose results may last, and by side all."""
         for side, row in lasting:
             self.pending[side][row.seq] = row
-        for known, seqs in zip(self.loose, loose, strict=True):
-            known.update(seqs)
+        for known, stream, calls in zip(self.loose, streams, loose, strict=True):
+            known.update((int(stream.seq[call]), stream.names.names[int(stream.op[call])]) for call in calls)
 
 
 def _shows(tree: Tree, entry: int) -> bool:

@@ -78,11 +78,6 @@ class Region:
         return max((roundoff(stream.dtype_of(s.baseline)) for s in self.sources.values()), default=0.0)
 
     @property
-    def read(self) -> list[tuple[Distance, list[Call]]]:
-        """What is read of it, and who made that: its exits."""
-        return [(error, makers) for _, error, makers in self.exits]
-
-    @property
     def sides(self) -> tuple[bool, bool]:
         """Whether it has calls on the baseline, and on the candidate."""
         return bool(self.calls[0]), bool(self.calls[1])
@@ -489,7 +484,7 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
     """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
-    limits = granted(region, region.read, criterion, parts)
+    limits = granted(region, [(error, makers) for _, error, makers in region.exits], criterion, parts)
     errors = np.array([error.relative for _, error, _ in region.exits])
     at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
     (exit_judged, error, starts), (own, expected) = region.exits[at], limits[at]

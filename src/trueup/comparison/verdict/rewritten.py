@@ -27,7 +27,7 @@ from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Tree
-from trueup.comparison.verdict.optimizer_updates import gradients_agree
+from trueup.comparison.verdict.optimizer_updates import agreeing
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, with_inside
 from trueup.foundation.facts.arguments import equal_arguments
@@ -61,7 +61,8 @@ class Reconvergence:
         """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
         if self.never:
             return False
-        exits = zip(region.read, granted(region, region.read, self.criterion, parts), strict=True)
+        read = [(error, makers) for _, error, makers in region.exits]
+        exits = zip(read, granted(region, read, self.criterion, parts), strict=True)
         wrong = {(error.baseline, error.candidate): error.relative for (error, _), its in exits if not error.relative <= its[1]}
         return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.agreed, wrong)
 
@@ -112,7 +113,7 @@ class Reconvergence:
     @cached_property
     def gradients_agree(self) -> bool:
         """Whether all that the optimizer reads agrees, whoever made it."""
-        return gradients_agree(self.tree)
+        return agreeing(self.tree) is not None
 
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:

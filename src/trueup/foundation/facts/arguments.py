@@ -44,6 +44,21 @@ def equal_values(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+AXES = frozenset({"dim", "dims", "axis", "dim0", "dim1", "axis0", "axis1"})
+"""Arguments that number the axes of a tensor, from the first (0) on or back from the last (-1)."""
+
+
+def from_first_axis(arguments: str | None, ndim: int) -> dict[str, Any]:
+    """Return arguments with all axes of a tensor of ``ndim`` dimensions numbered from the first on."""
+    return {name: _from_first(value, ndim) if name in AXES else value for name, value in decoded(arguments).items()}
+
+
+def _from_first(value: Any, ndim: int) -> Any:
+    if isinstance(value, list):
+        return [_from_first(one, ndim) for one in value]
+    return value + ndim if isinstance(value, int) and -ndim <= value < 0 else value
+
+
 @lru_cache(maxsize=256)
 def ranks_of(text: object) -> list[int] | None:
     """Return the ranks of ``0-3,7``, None where it is no such text."""

@@ -77,6 +77,8 @@ class Why(Enum):
     RUNS_INSTEAD = auto()  # operators of the baseline, of the candidate
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
+    MADE_ALONE = auto()  # side, operator
+    STEPS_AGAIN = auto()  # side
     READS = auto()  # call, who made what it reads in the baseline, in the candidate
     READS_OTHER = auto()  # its key, that of the call that made what it reads on both sides, as which result there, and here
     SOME_MOVED = auto()  # weights that were updated differently, of how many
@@ -122,6 +124,7 @@ class Why(Enum):
     BLIND = auto()  # of a forced run only modules are compared
     # what to do about them
     ALL_PHASES = auto()
+    LOOK_BACK = auto()
     LEVEL_API = auto()  # both captures hold it
     RECORD_API = auto()
     SHOWS_OPTIMIZER = auto()  # how

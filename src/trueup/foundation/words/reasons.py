@@ -88,6 +88,8 @@ WORDS = {
     Why.TIMES_RUN: "{0} ({1} {1:time|times})",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
     Why.READS_OTHER: "{0:place} reads {2} of {1:place} in the baseline, {3} of it in the candidate",
+    Why.MADE_ALONE: "it reads what {1} made, which only the {0} runs",
+    Why.STEPS_AGAIN: "the {0} steps the optimizer again without going backward in between",
     Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
     "done to them differ",
@@ -142,6 +144,7 @@ WORDS = {
     "too",
     # what to do about them
     Why.ALL_PHASES: "capture all phases, from step 0 and without gaps",
+    Why.LOOK_BACK: "all phases were captured: look at what makes it in both runs",
     Why.LEVEL_API: "compare at level api too, which both captures hold",
     Why.RECORD_API: "record level api in both runs, with all phases",
     Why.SHOWS_OPTIMIZER: "{0}, where gradients and the optimizer show which",
