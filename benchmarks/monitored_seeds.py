@@ -76,8 +76,10 @@ def spoil(model: Any, way: str, layer: Any) -> None:
 
 def under_trainer(model: Any, rows: Any, way: str, seed: int, layer: Any, base: float, loss_of: Any) -> None:
     import torch
+    from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # else all that follows a bfloat16 training is one
     spoil(model, way, layer)
 
     class Own(Trainer):
