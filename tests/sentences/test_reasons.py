@@ -26,6 +26,7 @@ SAID = [
     (Why.DIVIDED(32.0, 26.0), "it is divided by 32.0, and 26 of its targets are not ignored"),
     (Why.ALIKE(0.114, "smaller", 4),
      "its results are 11% smaller beside its inputs than in the baseline, alike in all 4 calls of its kind"),
+    (Why.REORDERED(), "the same numbers in another order"),
     (Why.FACTOR("1/3", 1 / 3), "off by a factor of exactly 1/3"),
     (Why.FACTOR("", 1 / 3), "all elements are off by the same factor, 0.33333"),
     (Why.LIMIT("mine", (Why.FIGURE("cosine", "output.0", 0.5, "below", 0.9), Why.FIGURE("mean", "output.0", 2.0, "above", 1.0))),

@@ -75,3 +75,15 @@ def test_the_finding_says_it(tmp_path: Path) -> None:
     for run, times in zip(runs, (1, 2), strict=True):
         run.call("aten::mm", [x, x], [(y * np.float32(times)).astype(np.float32)])
     assert compared(tmp_path, *runs).culprit.sentence.endswith("; off by a factor of exactly 2")
+
+
+@pytest.mark.parametrize("changed_too", [False, True])
+def test_the_same_numbers_in_another_order(changed_too: bool, tmp_path: Path) -> None:
+    """A batch that is shuffled; not where one of the numbers is another."""
+    runs, x = (Recording(), Recording()), normal(32, 8, seed=1)
+    shuffled = x[np.random.default_rng(0).permutation(32)]
+    shuffled[0, 0] += changed_too
+    for run, batch in zip(runs, (x, shuffled), strict=True):
+        run.call("aten::relu", [batch], [np.maximum(batch, 0)])
+    found = compared(tmp_path, *runs).culprit
+    assert found.sentence.endswith("; the same numbers in another order") is not changed_too

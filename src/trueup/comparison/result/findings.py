@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from trueup.comparison.graph.streams import Array, Row, Stream
 from trueup.comparison.measures.measure import Distance
-from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, SHARED
+from trueup.comparison.measures.thresholds import ANY_ORDER, CHANCE, ENOUGH, PRECISE, SHARED
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.judged import Judged, Suspect
 from trueup.comparison.verdict.regions import ran_otherwise
@@ -67,7 +67,7 @@ def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites
             judged.call.candidate.seq if suspect.sides[1] else -1,
         ),
         confidence="high" if suspect.certain else "could be rounding",
-        because=joined([*suspect.because, _multiple(suspect, baseline, candidate), broke]),
+        because=joined([*suspect.because, _related(suspect, baseline, candidate), broke]),
     )
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
@@ -93,16 +93,26 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     suspect.because = tuple(said)
 
 
-def _multiple(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
-    """Return of what is wrong that it is a multiple of what is right, where it is one."""
+def _related(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
+    """Return of what is wrong that it is a multiple of what is right, or the same numbers in another order, where it is."""
     judged = suspect.judged
     error = judged.call.slots.get(suspect.reason if suspect.kind == "input" else judged.worst or "")
-    if error is None or error.kind not in ("sketch", "tensor") or not error.low > 0 or judged.error_in > judged.error_out:
+    if error is None or error.kind not in ("sketch", "tensor") or not error.low > 0:
         return None
     b, c = error.baseline, error.candidate
-    if not (baseline.l2[b] > 0 and candidate.l2[c] > 0):
+    if not (baseline.l2[b] > 0 and candidate.l2[c] > 0) or (judged.error_in > judged.error_out and suspect.kind != "input"):
         return None
+    if baseline.dtype_of(b) == candidate.dtype_of(c) and _is_reordered((baseline, b), (candidate, c)):
+        return Why.REORDERED()
     return factor(baseline.sketch[b], candidate.sketch[c], max(ROUNDINGS * suspect.unit, judged.error_in), int(baseline.numel[b]))
+
+
+def _is_reordered(*sides: tuple[Stream, int]) -> bool:
+    """Tell whether two tensors that differ agree in all that no order changes: number, extremes, zeros, sum and norm."""
+    same = [[float(stream.number(name)[k]) for name in ("min", "max", "n_zero")] + [stream.numel[k]] for stream, k in sides]
+    (l2, mean), (other, beside) = ((float(stream.l2[k]), float(stream.mean[k])) for stream, k in sides)
+    close = math.isclose(l2, other, rel_tol=ANY_ORDER) and abs(mean - beside) * math.sqrt(same[0][-1]) <= ANY_ORDER * l2
+    return close and same[0] == same[1]
 
 
 def by_itself(finding: Finding, given: float) -> Finding:

@@ -62,6 +62,7 @@ class Why(Enum):
     NOT_UPDATED = auto()  # side, which weights, how many more, call
     ALIKE = auto()  # by what part, larger or smaller, in how many calls
     FACTOR = auto()  # exact factor as text or None, its value
+    REORDERED = auto()
     LIMIT = auto()  # criterion, figures that broke it
     FIGURE = auto()  # measure, slot, value, above or below, limit
     GENERATOR = auto()  # device of the generator that stands elsewhere, since when

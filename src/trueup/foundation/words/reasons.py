@@ -68,6 +68,7 @@ WORDS = {
     "its optimizer is given",
     Why.ALIKE: "its results are {0:.0%} {1} beside its inputs than in the baseline, alike in all {2} calls of its kind",
     Why.FACTOR: "{0:?off by a factor of exactly {0}}{0:!all elements are off by the same factor, {1:.5g}}",
+    Why.REORDERED: "the same numbers in another order",
     Why.LIMIT: "criterion {0}: {1:and}",
     Why.FIGURE: "{0} of {1} is {2:.3g}, {3} {4:g}",
     Why.GENERATOR: "the state of the generator ({0}) is another one {1}: the difference begins in the random state, not in the "
