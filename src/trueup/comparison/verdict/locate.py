@@ -197,6 +197,7 @@ def _unmatched(
     tree, origins, loose = regions.tree, regions.origins, regions.given
     dead = dead_ends(regions, criterion)
     uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | unaccounted(regions, criterion)
+    uncovered |= {(side, call) for side, call in dead if tree.streams[side].during(*LASTING)[call]}
     suspects: list[Suspect] = []
     judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
@@ -215,8 +216,8 @@ def _unmatched(
     uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
     part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
     left = [sorted(set(calls) - settled.keys()) for calls, settled in zip(loose, regions.settled, strict=True)]
-    lasting = [*regions.lasting(), *((s, tree.streams[s].row(call)) for s, call in dead if call not in excused.rewritten[s])]
-    origins.leave(lasting, tree.streams, left)
+    waiting = (one for one in sorted({*dead} - uncovered) if one[1] not in excused.rewritten[one[0]])
+    origins.leave([*regions.lasting(), *((side, tree.streams[side].row(call)) for side, call in waiting)], tree.streams, left)
     if agreed := sorted(regions.settled[1].items()):  # of these a later step may read
         origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
     return suspects
@@ -344,9 +345,8 @@ def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
 
 
 def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
-    stream = tree.streams[1]
-    made = stream.producer_of(judged.call.slots[slot].candidate)
-    return made is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
+    stream, k = tree.streams[1], judged.call.slots[slot].candidate
+    return stream.producer_of(k) is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream], origins: Origins) -> list[Suspect]:
@@ -420,7 +420,7 @@ def _lone(part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
         if lone is not None and judged.call.candidate.phase in (*ENTERING, "optimizer"):
             return [Suspect(judged, "argument", True, because=(lone,), independent=True)]
     steps = np.flatnonzero(tree.streams[1].during("optimizer")[tree.verdicts.errors.calls[1]])[:1].tolist()
-    idle = [side for side, stream in zip(SIDES, tree.streams, strict=True) if not stream.during("backward").any()]
+    idle = [side for side, of in zip(SIDES, tree.streams, strict=True) if not (of.during("backward") | of.of_level("module")).any()]
     if len(idle) != 1 or tree.is_foreign or not all("backward" in seen for seen in origins.seen):
         return []
     return [Suspect(tree.verdicts.at(pair), "argument", True, because=(Why.STEPS_AGAIN(*idle),)) for pair in steps]

@@ -24,7 +24,7 @@ from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.independent import first_read_out
-from trueup.comparison.verdict.judged import SIDES, Judged, Tree, only_modules
+from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Tree, only_modules
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.slots import SINGLE, is_gradient_of_step, is_weight, roundoff
 from trueup.foundation.facts.why import Reason, Why
@@ -185,7 +185,7 @@ class Origins:
         """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
         for pending, stream in zip(self.pending, tree.streams, strict=True):
             read = set(distinct(stream.producer).tolist()) if pending else set()
-            for seq in [seq for seq, row in pending.items() if seq in read or row.parent in read]:
+            for seq in [n for n, row in pending.items() if n in read or (row.parent in read and row.phase not in LASTING)]:
                 del pending[seq]
 
     def lone_maker(self, tree: Tree, error: Distance) -> Reason | None:
