@@ -481,7 +481,8 @@ class Optimizer:
             update = found[name] = Update(start, end, added=[k for k in self._operands(end) if self.starts.get(k) != start])
             states: dict[int, tuple[int, int]] = {}
             for k in outside:
-                chain = self._chain(k)
+                # The chain whose start it reads, maybe beside the call that overwrites that.
+                chain = self.starts.get(k, self._begun.get(self._producer(k), k) if self.stream.producer[k] != NONE else k)
                 if self._is_same(k, start) or any(self._is_same(k, other) for other in update.gradients):
                     continue
                 if self._is_gradient(k):
@@ -500,10 +501,6 @@ class Optimizer:
             kept |= {end, *(after for _, after in update.states if after != NONE)}
             begun |= {self._maker(before) for before, _ in update.states if before != NONE} - {NONE}
         return Step(found, list(self._counters(kept).values()), self._all_for(kept, begun)) if found else None
-
-    def _chain(self, k: int) -> int:
-        """Return the first slot of the chain whose start a slot reads, maybe beside the call that overwrites it; else the slot."""
-        return self.starts.get(k, self._begun.get(self._producer(k), k) if self.stream.producer[k] != NONE else k)
 
     @cached_property
     def _begun(self) -> dict[Place, int]:

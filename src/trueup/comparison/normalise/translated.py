@@ -224,7 +224,7 @@ def _as_arguments(table: pa.Table, values: list[str]) -> pa.Table:
 
 def _inserted(table: pa.Table, made: pa.Table) -> pa.Table:
     """Return both tables' rows, sorted as records are."""
-    columns = [_alike(made[name], table[name].type) for name in table.column_names]
+    columns = [made[name].cast(table[name].type) for name in table.column_names]
     both = pa.concat_tables([table, pa.table(dict(zip(table.column_names, columns, strict=True)))], promote_options="permissive")
     return _ordered(both.unify_dictionaries())
 
@@ -232,7 +232,3 @@ def _inserted(table: pa.Table, made: pa.Table) -> pa.Table:
 def _ordered(table: pa.Table) -> pa.Table:
     """Return rows sorted by call, those of a call as they stand."""
     return table.take(pa.array(np.lexsort([table[name].to_numpy() for name in ("seq", "step", "rank")])))
-
-
-def _alike(column: Any, kind: pa.DataType) -> Any:
-    return column if column.type == kind else column.cast(kind)

@@ -35,9 +35,7 @@ UNTOLD = "digest sketch min max mean n_nan n_posinf n_neginf n_zero n_subnormal 
 payload_view"
 
 Where = tuple[str, int, str]  # operator, ordinal and slot of what an optimizer wrote
-
 NOWHERE: Where = ("", 0, "")
-
 Param = tuple[str, str]  # scope and slot of a parameter
 
 

@@ -37,6 +37,7 @@ class Tensors:
     norm: Array
     numel: Array
     roundoff: Array  # unit roundoff of the coarser dtype of the two sides; 0 for integers
+    finer: Array  # the same where the candidate's dtype is finer, else 0
     size: Callable[[Numbers, int], Array]  # one size of some: the first (0), second (1) or last (-1); 1 where there is none
 
     @cached_property
@@ -196,7 +197,8 @@ class Explanation:
         with np.errstate(all="ignore"):
             product = self._product(norm)
             sharp = self._sharpness()
-            declared = self._declared(product, sharp)
+            # Products of operands rounded to TF32 or HF32 are off by at most the roundoff of both, before cancellation.
+            declared = 2 * self.rounded * np.where(self._is("bilinear"), product.scale, self.products * sharp)
             grown = self._grown(norm, product)
             own = self.stored + self.ulps * self.unit * grown + declared
             carried, flipped = self._carried(norm, product, sharp)
@@ -249,7 +251,7 @@ class Explanation:
         rounded = np.where(coarse == SINGLE, declared, 0.0)
         # Of what ran inside each call may round; a function whose inside was not recorded is two calls at least.
         inside = np.where(calls.inside[of] > 0, calls.inside[of], self.roundings)
-        roundings = np.where(calls.aten[of], self.roundings, np.maximum(inside, 2.0))
+        roundings = np.where(calls.aten[of] & ~self.steps, self.roundings, np.maximum(inside, 2.0))
         # That is a root mean square; of few elements one may be off by a whole unit, which is twice the roundoff.
         units = np.sqrt(roundings + 4 / np.maximum(self.outputs.numel, 1.0))
         stored = np.where((coarse > SINGLE) & ~self._is("exact"), units * coarse, 0.0)
@@ -260,6 +262,10 @@ class Explanation:
         """Return the unit roundoff of the coarsest dtype that an output is computed in."""
         unit, calls, of = self.outputs.roundoff, self.calls, self.outputs.call
         unit = np.where(self.random, np.maximum(unit, self.coarsest), unit)
+        # Of several steps a kernel may round each to the dtype that it reads: where the candidate's is finer, the baseline's alone.
+        finer = most(self.inputs.finer, self.inputs.call, len(calls.row))[of]
+        self.steps = (unit > 0) & (finer > unit) & self._is("composite")
+        unit = np.where(self.steps, finer, unit)
         # What a function computes in shows in what it holds, unless it is one kernel: that rounds what it stores. Of products in it
         # that were not recorded nothing shows: autocast may have run them in the coarsest dtype there is.
         several = (self.roundings > 1) | self.names.table(is_gradient_slot)[self.outputs.slot]
@@ -335,10 +341,6 @@ class Explanation:
         """Return the terms of ``out = self + x``, relative to the result: x is no larger than the result and self together."""
         first = np.where(self.count > 0, self.first, NONE)
         return 1 + 2 * self._of(self.inputs.norm, first) / norm
-
-    def _declared(self, product: Product, sharp: Array) -> Array:
-        """Return what products of operands rounded to TF32 or HF32 make: at most the roundoff of both, before cancellation."""
-        return 2 * self.rounded * np.where(self._is("bilinear"), product.scale, self.products * sharp)
 
     def _sharpness(self) -> Array:
         """Return how large the logits of an attention are, at least 1: times the operands' relative errors, they are its error."""

@@ -293,9 +293,10 @@ class _Judge:
         errors, shapes = self.errors, self.baseline.shapes
         k = errors.slots[0][entries]
         norm, numel = (np.where(np.isnan(x), 0.0, x) for x in (errors.norm[entries], self.baseline.numel[k]))
+        first, second = (side[entries] for side in errors.roundoffs)
         return Tensors(
             owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, errors.unit[entries],
-            lambda at, dimension: shapes.size(k[at], dimension, 1.0),
+            np.where(first > np.maximum(second, SINGLE), first, 0.0), lambda at, dimension: shapes.size(k[at], dimension, 1.0),
         )  # fmt: skip
 
     def _rounded_once(self, outputs: Numbers) -> Array:

@@ -392,9 +392,9 @@ class Tree:
 
 
 def only_modules(stream: Stream) -> bool:
-    """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
+    """Tell whether all that computes anything is a module; a loss only reads, and what an optimizer runs comes behind them all."""
     outputs = stream.call[stream.names.table(is_output)[stream.slot]]
-    return bool(stream.of_level("module")[outputs].all())
+    return bool((stream.of_level("module") | stream.during("optimizer"))[outputs].all())
 
 
 def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:

@@ -128,11 +128,11 @@ def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -
     found = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][stream.find(s.place)]))]
     given = {s.place for s in found if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
     told = {s.place for s in found if s.kind == "argument"}
-    agree, module = np.isin(tree.verdicts.role, (EQUAL, AGREES)), stream.names.number("module")
+    agree, modules = np.isin(tree.verdicts.role, (EQUAL, AGREES)), stream.of_level("module")[tree.verdicts.errors.calls[1]]
     handed_on = set()
     for place in told:
         call = stream.find(place)
-        around = [n for n in tree.covering(call, 1) if stream.level[tree.verdicts.errors.calls[1][n]] != module]
+        around = [n for n in tree.covering(call, 1) if not modules[n] and not _is_recast(tree.verdicts.at(n), tree.streams)]
         if not told.isdisjoint(stream.seq[tree.around(call)].tolist()) or agree[around].any():
             handed_on.add(place)  # the function returns the same of the same: how it computes is its own choice
     dropped: dict[Kind, set[int]] = {"operator": given, "argument": handed_on}

@@ -174,6 +174,7 @@ class Updated:
     wrong: int = 0  # how many of ``total`` weights they are, in the first step that has any
     total: int = 0
     times: float = float("nan")  # how many times as far they were moved, the same way; NaN where that is not what differs
+    clean: bool = False  # whether nothing differed before
 
 
 def read(tree: Tree, before: Weights) -> Weights:
@@ -241,9 +242,9 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
         return Updated(entry[chosen], entry, sure=False, wrong=int(chosen.sum()), total=int(chosen.sum()))
     of = when == when[wrong].min()
     whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
-    sure = bool((largest[of] == 0).all()) or whole > float(explained[of].max()) * moved
-    chosen = of & wrong
-    return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]))
+    clean = bool((largest[of] == 0).all())
+    sure, chosen = clean or whole > float(explained[of].max()) * moved, of & wrong
+    return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]), clean)
 
 
 def _longer(when: Numbers, lengths: Array, apart: Array, roundings: Array, before: Array) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, most
 from trueup.comparison.measures.measure import Distance
-from trueup.comparison.measures.thresholds import CANCELLED, HALF, ROOM, SMALL
+from trueup.comparison.measures.thresholds import CANCELLED, CHANCE, HALF, ROOM, SMALL
 from trueup.comparison.verdict import optimizer_updates
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
@@ -96,8 +96,8 @@ class Origins:
         self.updated = optimizer_updates.deviating(tree, self._now, np.maximum(before, self._coarsest(tree))[:-1])
         # A bias that began at zero is all update, and the limit of an input says nothing of those.
         differ[self.updated.compared] = False
-        few = not self.updated.sure and 2 * self.updated.wrong <= self.updated.total
-        shows = np.array([not few or _shows(tree, n) for n in self.updated.entries.tolist()], bool)
+        few, sure = not self.updated.clean and 2 * self.updated.wrong <= self.updated.total, self.updated.sure
+        shows = np.array([not few or _shows(tree, n, sure=sure) for n in self.updated.entries.tolist()], bool)
         differ[self.updated.entries] = shows & (errors.relative > tree.verdicts.tolerated)[self.updated.entries]
         return np.flatnonzero(differ), worst, float(before[-1])
 
@@ -206,9 +206,10 @@ class Origins:
             known.update((int(stream.seq[call]), stream.names.names[int(stream.op[call])]) for call in calls)
 
 
-def _shows(tree: Tree, entry: int) -> bool:
-    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result. What
-    a module around returns may be off by what the module was given, and by a rounding to a 16-bit or 8-bit dtype."""
+def _shows(tree: Tree, entry: int, *, sure: bool) -> bool:
+    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys, or before a batch norm,
+    changes no result. What a module around returns may be off by what the module was given, and by a rounding to a 16-bit or 8-bit
+    dtype. ``sure``: it is only none where it changes what its reader returns, and by far less what the module around does."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
     pair, limit = int(errors.pair[entry]), verdicts.criterion.input_units * SINGLE
     limits = {pair: limit}
@@ -216,7 +217,9 @@ def _shows(tree: Tree, entry: int) -> bool:
         made = [k for k in errors.entries(n) if errors.outputs[k]]
         coarsest = max(float(side[made].max()) for side in errors.roundoffs)
         limits[n] = max(limit, ROOM * float(verdicts.error_in[n]), coarsest if coarsest > SINGLE else 0.0)
-    return all(float(verdicts.error_out[n]) > allowed for n, allowed in limits.items())
+    its, *around = off = [float(verdicts.error_out[n]) for n in limits]
+    gone = any(error <= allowed for error, allowed in zip(off, limits.values(), strict=True))
+    return not gone or (sure and CHANCE * max(around, default=np.inf) > its)
 
 
 def may_have_grown(tree: Tree) -> Array:

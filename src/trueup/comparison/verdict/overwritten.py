@@ -39,7 +39,9 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     made[errors.slots[1]] = np.nan_to_num(errors.relative, posinf=np.inf)
     at = apart[known & (errors.relative[apart] > 2 * made[of_candidate] + criterion.input_units * SINGLE)]
     names = tree.streams[1].names.names
-    return [(int(errors.pair[n]), names[errors.names[n]]) for n in at.tolist()]
+    # A function that returns nothing may hold a call that returned what is read: then that one wrote it.
+    seen = [_returned(tree, 1, k)[1] > tree.streams[1].producers[k] for k in errors.slots[1][at].tolist()]
+    return [(int(errors.pair[n]), names[errors.names[n]]) for n in at[~np.array(seen, bool)].tolist()]
 
 
 def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | None:

@@ -6,11 +6,10 @@
 A run of calls of one side, and a pair that reads its result, may be a part of two forms of one formula. The search follows what
 differs forward, through pairs as long as their outputs differ, through the backward of each forward call, and back to what else
 flows in; what one side alone has goes before any pair is asked whether it agrees, for that grants rounding too. It gives two
-sets of calls that compute one thing each. They are excused if that thing agrees wherever it leaves the sets, within what
-rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a communication or
-by a later step (a biased running variance) has not come together, and excuses nothing. A gradient may go to a backward that no
-call of this level shows, that of a gradient (`torch.autograd.grad(..., create_graph=True)`): then what the optimizer reads shows
-whether it has come together.
+sets of calls that compute one thing each. They are excused if that thing agrees wherever it leaves the sets, within what rounding
+in them explains. What differs and is read by nothing recorded, by an optimizer, by a communication or by a later step (a biased
+running variance) has not come together, and excuses nothing. A gradient may go to a backward that no call of this level shows, that
+of a gradient (`torch.autograd.grad(..., create_graph=True)`): then what the optimizer reads shows whether it has come together.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _tensors(operands: Sequence[Operand], names: Vocabulary) -> Tensors:
     return Tensors(
         np.zeros(len(kept), np.int64), np.array([names.number(o.slot) for o in kept], np.int64), zero, zero,
         np.array([o.l2 for o in kept], np.float64), np.array([math.prod(o.shape) for o in kept], np.float64),
-        np.array([_unit(o.dtype) for o in kept], np.float64),
+        np.array([_unit(o.dtype) for o in kept], np.float64), zero,
         lambda at, dimension: np.array([_size(kept[n].shape, dimension) for n in at.tolist()], np.float64),
     )  # fmt: skip
 
