@@ -182,10 +182,11 @@ class Origins:
         return None
 
     def _read(self, tree: Tree) -> None:
-        """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
+        """Take calls off the list of which, or of an earlier step's function around which, a result is read now: it shows there."""
         for pending, stream in zip(self.pending, tree.streams, strict=True):
             read = set(distinct(stream.producer).tolist()) if pending else set()
-            for seq in [n for n, row in pending.items() if n in read or (row.parent in read and row.phase not in LASTING)]:
+            earlier = {n for n, r in pending.items() if r.parent in read and r.phase not in LASTING and r.step not in stream.steps}
+            for seq in earlier | (pending.keys() & read):
                 del pending[seq]
 
     def lone_maker(self, tree: Tree, error: Distance) -> Reason | None:
