@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trueup
+from trueup.comparison.normalise.optimizer_steps import Update, _nearest
 from trueup.foundation.model import Result
 
 LAYERS = 3
@@ -192,3 +195,12 @@ def test_a_weight_of_one_element_is_no_counter(options: dict[str, Any], verdict:
     if verdict == "aligned":
         matched = set(result.matched["op"].to_pylist())
         assert options == {"foreach": True} or "optimizer.step" in matched
+
+
+def test_states_are_paired_whatever_their_number() -> None:
+    """Those of twelve in all orders would be a thousand million."""
+    numbers = np.random.default_rng(0)
+    sketches, order = numbers.normal(size=(12, 64)), numbers.permutation(12)
+    streams: Any = [SimpleNamespace(sketch=its, l2=np.ones(12)) for its in (sketches, sketches[order] + 1e-6)]
+    sides = [Update(0, 0, states=[(k, k) for k in range(12)]) for _ in streams]
+    assert [k for k, _ in _nearest(sides[0], sides[1], streams)] == np.argsort(order).tolist()

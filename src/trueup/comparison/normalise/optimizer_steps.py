@@ -26,7 +26,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -184,18 +183,18 @@ def _shared_inputs(first: Update, second: Update) -> None:
 
 
 def _nearest(first: Update, second: Update, streams: tuple[Stream, Stream]) -> list[tuple[int, int]]:
-    """Return the states of the second side in the order of those of the first that they are nearest to."""
+    """Return the states of the second side in the order of those of the first that they are nearest to, the nearest pair first."""
     ends = [[after for _, after in side.states] for side in (first, second)]
     if len(ends[0]) != len(ends[1]) or len(ends[0]) < 2 or NONE in (*ends[0], *ends[1]):
         return second.states
     sketches = [stream.sketch[np.array(its)] for stream, its in zip(streams, ends, strict=True)]
     norms = np.maximum(streams[0].l2[ends[0]], np.finfo(float).tiny)
     apart = np.stack([distance(one, sketches[1]) / norm for one, norm in zip(sketches[0], norms, strict=True)])
-    if not np.isfinite(apart).all():
-        return second.states
-    places = range(len(ends[0]))
-    best = min(permutations(places), key=lambda order: float(np.minimum(apart[places, order], 1.0).sum()))
-    return [second.states[n] for n in best]
+    found = dict[int, int]()
+    for n in np.argsort(np.minimum(apart, 1.0), axis=None, kind="stable").tolist():  # those that are nobody's keep their order
+        if n // len(apart) not in found and n % len(apart) not in found.values():
+            found[n // len(apart)] = n % len(apart)
+    return [second.states[found[n]] for n in range(len(found))]
 
 
 def _rewritten(stream: Stream, steps: dict[int, Step]) -> Stream:
