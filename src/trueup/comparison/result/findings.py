@@ -100,7 +100,8 @@ def _related(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | 
     if error is None or error.kind not in ("sketch", "tensor") or not error.low > 0:
         return None
     b, c = error.baseline, error.candidate
-    if not (baseline.l2[b] > 0 and candidate.l2[c] > 0) or (judged.error_in > judged.error_out and suspect.kind != "input"):
+    known = baseline.l2[b] > 0 and candidate.l2[c] > 0 and 0 < baseline.numel[b] < math.inf
+    if not known or (judged.error_in > judged.error_out and suspect.kind != "input"):
         return None
     if baseline.dtype_of(b) == candidate.dtype_of(c) and _is_reordered((baseline, b), (candidate, c)):
         return Why.REORDERED()
@@ -250,7 +251,8 @@ def factor(baseline: Array, candidate: Array, rounding: float, elements: int) ->
     value = float(baseline @ candidate) / square
     rest = float(np.linalg.norm(candidate - value * baseline))
     size = abs(value) * math.sqrt(square)
-    if value == 0 or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
+    known = 2.0**-500 < abs(value) < 2.0**500  # numbers whose squares are numbers
+    if not known or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
         return None
     exact = _exact(value, min(max(rounding, rest / size), abs(value - 1) / 2))  # it is nearer to that than to no factor
     return Why.FACTOR(exact, value) if exact or elements >= CHANCE else None
