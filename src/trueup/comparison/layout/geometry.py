@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow.compute as pc
@@ -62,11 +63,9 @@ def geometry_of(capture: Capture) -> Geometry:
     ranks = sorted(capture.ranks)
     worlds = {told for m in capture.ranks.values() if type(told := m.get("world_size")) is int}
     world = max(worlds, default=len(ranks))
-    if ranks != list(range(world)):
-        missing = [rank for rank in range(world) if rank not in ranks]
-        return Geometry(
-            (), {}, f"{capture.path} lacks {'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing[:8]))}"
-        )
+    if len(ranks) != world or ranks != [*range(len(ranks))]:  # a damaged world may be of any size
+        missing = [*islice((rank for rank in range(world) if rank not in capture.ranks), 8)]
+        return Geometry((), {}, f"{capture.path} lacks {'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}")
     if world == 1:
         return Geometry((), {0: ()})
     standing = {rank: _standing(capture, rank) for rank in ranks}

@@ -67,10 +67,10 @@ def with_norms(runs: Sequence[RunSummary], ranks: Sequence[int], norms: Sequence
 
 def of_as_many(norms: Sequence[Sequence[Norm]]) -> tuple[list[Norm], list[Norm]]:
     """Return the norms of both runs of steps in which they are of as many elements, or in which one run has none."""
-    counts: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    counts = defaultdict[int, float](float), defaultdict[int, float](float)  # a damaged capture may count NaN elements
     for count, its in zip(counts, norms, strict=True):
         for one in its:
-            count[one.step] += int(one.elements)
+            count[one.step] += one.elements
     other = {step for step in counts[0].keys() & counts[1].keys() if counts[0][step] != counts[1][step]}
     first, second = ([one for one in its if one.step not in other] for its in norms)
     return first, second

@@ -203,7 +203,8 @@ def _told(stream: Stream, mapping: Mapping) -> tuple[Numbers, Numbers]:
 
 def _of_one_path(streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers]) -> Numbers:
     """Return the candidate's operators; a module at the path of one of the baseline's has its class: it stands there now."""
-    at = [stream.of_level("module") & (scope != stream.names.number("")) for stream, scope in zip(streams, scopes, strict=True)]
+    held = [(scope != stream.names.number("")) & (scope != NONE) for stream, scope in zip(streams, scopes, strict=True)]
+    at = [stream.of_level("module") & named for stream, named in zip(streams, held, strict=True)]
     pairs = [np.unique(np.stack([scope[its], op[its]]), axis=1) for scope, op, its in zip(scopes, ops, at, strict=True)]
     single = [dict(pair.T[np.bincount(pair[0])[pair[0]] == 1].tolist()) for pair in pairs]  # a class a path
     other = {scope: op for scope, op in single[0].items() if single[1].get(scope, op) != op}
