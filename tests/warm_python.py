@@ -10,6 +10,7 @@ PyTorch counts as imported once it imports it. Options of the interpreter are ta
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import marshal
@@ -43,6 +44,8 @@ os._exit(code)
 """
 TESTS = "TESTS_PROCESS"
 """Variable with the process that workers work for."""
+SECONDS = 5.0
+"""How often a process that serves looks whether its parent is there still."""
 HIDDEN = ("torch", "paddle", "tensorflow")
 """What counts as imported only when a program imports it, where the nursery has it."""
 
@@ -69,18 +72,22 @@ def listen(folder: Path) -> socket.socket:
 
 
 def serve(listening: socket.socket) -> Order:
-    """Fork a process for each order; return it in that process, with its files open."""
+    """Fork a process for each order, until the parent is gone; return the order in that process, with its files open."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        link, _ = listening.accept()
-        if os.fork() == 0:
-            listening.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return begun(link)
-        link.close()
+    listening.settimeout(SECONDS)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            link, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return _begun(link)
+            link.close()
+    os._exit(0)
 
 
-def begun(link: socket.socket) -> Order:
+def _begun(link: socket.socket) -> Order:
     """Read an order and fork its process; in the parent, wait for it and say how it ended."""
     head, files, _, _ = socket.recv_fds(link, 4, 3)
     size, text = int.from_bytes(head, "big"), b""

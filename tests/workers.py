@@ -27,8 +27,6 @@ import warm_python
 
 SOON = ("torch._dynamo", "transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2")
 """What tests import when they run, and takes long; that it is not there they say themselves."""
-SECONDS = 5.0
-"""How often the process looks whether the test run is there still."""
 
 
 def start(config: pytest.Config) -> str:
@@ -49,30 +47,15 @@ def start(config: pytest.Config) -> str:
     return str(path)
 
 
-def _serve(listening: socket.socket) -> warm_python.Order:
-    """Fork for each worker that asks, until the test run is gone; return its order in the fork."""
-    run = os.getppid()
-    listening.settimeout(SECONDS)
-    gc.collect()
-    gc.freeze()
-    while os.getppid() == run:
-        with contextlib.suppress(TimeoutError):
-            link, _ = listening.accept()
-            if os.fork() == 0:
-                listening.close()
-                link.setblocking(True)
-                return warm_python.begun(link)
-            link.close()
-    sys.exit()
-
-
 def main(descriptor: int, tests: Sequence[str], path: Sequence[str]) -> None:
     """Collect, then be a worker in each fork."""
     pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", *tests])  # what cannot be collected the workers tell
     with contextlib.suppress(ImportError):
         for name in SOON:
             importlib.import_module(name)
-    words, folder, environment = _serve(socket.socket(fileno=descriptor))
+    gc.collect()
+    gc.freeze()
+    words, folder, environment = warm_python.serve(socket.socket(fileno=descriptor))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

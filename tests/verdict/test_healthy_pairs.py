@@ -30,19 +30,19 @@ class ByHand(nn.Module):  # type: ignore[misc]
         return normed * self.weight[:, None, None] + self.bias[:, None, None]
 
 
-def pictures(kind: str) -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
+def pictures(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """Return a convolution with a bias before a batch norm, of which the bias is lost."""
     norm = nn.BatchNorm2d(8, track_running_stats=False) if kind == "library" else ByHand(8)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    return model, lambda model, _: F.cross_entropy(model(torch.rand(6, 3, 8, 8)), torch.randint(0, 5, (6,)))
+    return model, lambda model: F.cross_entropy(model(torch.rand(6, 3, 8, 8)), torch.randint(0, 5, (6,)))
 
 
-def half(kind: str) -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
+def half(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """Return a model under autocast, or with the casts that it makes written by hand around a layer norm in float32."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, 10))
     dtype = torch.float16 if kind == "float16" else torch.bfloat16
 
-    def loss(model: nn.Module, _: int) -> Tensor:
+    def loss(model: nn.Module) -> Tensor:
         x, y = torch.randn(12, 16), torch.randint(0, 10, (12,))
         if kind in ("float16", "bfloat16"):
             with torch.autocast("cpu", dtype):
@@ -66,12 +66,12 @@ class Product(nn.Linear):  # type: ignore[misc]
         return F.linear(x.half(), self.weight.half(), self.bias.half()).float()
 
 
-def scaled(kind: str) -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
+def scaled(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     product = Product(16, 16)
     product.kind = kind
     model = nn.Sequential(nn.Linear(8, 16), product, nn.Tanh(), nn.Linear(16, 5))
 
-    def loss(model: nn.Module, _: int) -> Tensor:
+    def loss(model: nn.Module) -> Tensor:
         with torch.autocast("cpu", torch.float16):
             out = model(torch.randn(4, 6, 8)).mean(1)
         return F.cross_entropy(out.float(), torch.randint(0, 5, (4,)))
@@ -100,7 +100,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
             for step in range(3):
                 torch.manual_seed(step)
                 optimizer.zero_grad()
-                scaler.scale(loss(model, step)).backward()
+                scaler.scale(loss(model)).backward()
                 scaler.unscale_(optimizer)
                 with torch.no_grad() if fault else nullcontext():
                     if fault == ["unseen"]:

@@ -80,8 +80,8 @@ class Common:
     shared: float  # how much of their scatter, 0 to 1
     other_weights: bool  # they began with other ones
     start: Start | None = None  # the first steps, where they begin alike
-    excursion: Callable[[str], NDArray[np.float64]] | None = None  # of a layer's gradients so far, by step, on other batches
-    steps: NDArray[np.int64] | None = None  # of the excursions
+    excursion: Callable[[str, NDArray[np.int64]], NDArray[np.float64]] | None = None
+    """On other batches: how far a layer's gradients went until each of some steps."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def compare_series(
             drawn.setdefault(other_weights, []).append(rank)
         begun = start(sides, rank, both, steps[rank]) if shared >= TOGETHER and other_weights is None else None
         spiked = partial(_excursion, sides, rank, steps[rank]) if shared < TOGETHER else None
-        common = Common(shared, other_weights is not None, begun, spiked, steps[rank])
+        common = Common(shared, other_weights is not None, begun, spiked)
         for one in _of_rank(sides, rank, both, steps[rank], common, short, again):
             differing += 1
             if one.beyond is not None:
@@ -340,8 +340,8 @@ def _apart(
     away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
     place = _sustained(away)
-    if place is not None and kind.remembers and common.excursion is not None and common.steps is not None:
-        far = kind.remembers * common.excursion(name.partition("/")[2])[np.searchsorted(common.steps, steps)]
+    if place is not None and kind.remembers and common.excursion is not None:
+        far = kind.remembers * common.excursion(name.partition("/")[2], steps)
         noise = np.maximum(noise, far if logarithmic else -np.expm1(-far) * np.maximum(np.abs(one), np.abs(other)))
         away = np.where(np.isfinite(away), np.nan_to_num(difference / noise), away)
         place = _sustained(away)
@@ -380,20 +380,20 @@ def _noise(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _excursion(
-    sides: Sequence[SeriesReader | Joined], rank: int, steps: NDArray[np.int64], layer: str
+    sides: Sequence[SeriesReader | Joined], rank: int, every: NDArray[np.int64], layer: str, steps: NDArray[np.int64]
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return how far, on the log scale, gradients of a layer were at most from the middle of the steps around, in either run so
-    far: a gradient of e times its size puts up to e squared times its weight into a mean of squares."""
-    found = np.zeros(len(steps))
+    """Return how far, on the log scale, gradients of a layer were at most from the middle of the steps around, in either run until
+    each of some of ``every`` step: a gradient of e times its size puts up to e squared times its weight into a mean of squares."""
+    found = np.zeros(len(every))
     for side in sides:
-        held = side.column(rank, f"gradient_norm/{layer}")[np.searchsorted(side.steps(rank), steps)]
+        held = side.column(rank, f"gradient_norm/{layer}")[np.searchsorted(side.steps(rank), every)]
         y = np.log(np.where((held > 0) & np.isfinite(held), held, np.nan))
         some = np.flatnonzero(~np.isnan(y))
         if len(some):
             y = np.interp(np.arange(len(y)), some, y[some])
             middle = np.median(sliding_window_view(np.pad(y, FIRST_BLOCK, mode="edge"), 2 * FIRST_BLOCK + 1), axis=1)
             found = np.maximum(found, np.maximum.accumulate(np.abs(y - middle)))
-    return found
+    return np.asarray(found[np.searchsorted(every, steps)])
 
 
 def _set_otherwise(readers: Sequence[SeriesReader], rank: int, step: int) -> Iterator[Left]:

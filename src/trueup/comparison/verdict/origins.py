@@ -129,7 +129,7 @@ class Origins:
         entries = np.flatnonzero(errors.inputs & (errors.absolute != 0) & ~np.isnan(errors.absolute))
         nothing[entries] = np.where((shared := coherent(errors, entries)) > biased, shared, 0.0)
         found = np.full(len(errors.pair), own)
-        for n in entries[np.maximum(*errors.roundoffs)[entries] <= SINGLE].tolist() if any(self.loose) else ():
+        for n in entries[np.maximum(*errors.roundoffs)[entries] <= SINGLE] if coarsest > SINGLE and any(self.loose) else ():
             if self.lone_maker(tree, errors.distance(n)) is not None:  # it was seen to be made, of no coarser dtype
                 found[n], _ = unrecorded(tree.verdicts.criterion, SINGLE)
         return found, nothing
