@@ -130,7 +130,7 @@ class _Loaded:
     def exec_module(self, module: ModuleType) -> None:
         assert self._spec is not None
         module.__spec__, module.__loader__ = self._spec, self._spec.loader
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # `remove` shifts what other threads walk along
         if module.__name__ == "torch" and module._is_device_backend_autoload_enabled():
             module._import_device_backends()  # as torch 2.13 does last
 

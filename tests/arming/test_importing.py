@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_a_failing_import_does_not_use_it_up(armed: list[tuple[str, str]], monke
     monkeypatch.delenv("BROKEN")
     importlib.import_module("fakeframework")
     assert armed == [("the order", "fakeframework")]
+
+
+def test_an_import_on_another_thread_misses_no_finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It walks along the list of finders; what leaves meanwhile must not shift the rest of them."""
+    leaving = WhenImported("never", "")
+
+    class Meanwhile:
+        def find_spec(self, *_: object) -> None:
+            leaving.remove()
+
+    (tmp_path / "imported_meanwhile.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    at = sys.meta_path.index(PathFinder)
+    monkeypatch.setattr(sys, "meta_path", [leaving, *sys.meta_path[:at], Meanwhile(), PathFinder])
+    assert importlib.import_module("imported_meanwhile")
+    assert leaving not in sys.meta_path
 
 
 def test_a_python_without_trueup_says_so_and_runs_on(tmp_path: Path) -> None:

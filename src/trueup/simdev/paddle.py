@@ -91,7 +91,7 @@ class _BeforePaddle:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002 - the interface of a finder
         if name != "paddle":
             return
-        sys.meta_path.remove(self)
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # `remove` shifts what other threads walk along
         try:
             os.environ.update(environment(int(os.environ.get(DEVICES) or 1)))
             WhenLoaded("paddle.amp", _in_float32).install()

@@ -60,11 +60,15 @@ class WhenImported(MetaPathFinder):
             spec.loader = _Following(spec.loader, self)
         return spec
 
+    def remove(self) -> None:
+        """Wait no longer. The list is another one then: an import on another thread that walks along it would miss a finder."""
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
     def loaded(self) -> None:
         """Arm, once."""
         if self not in sys.meta_path:
             return
-        sys.meta_path.remove(self)
+        self.remove()
         from trueup.recording.arming.process import begin
 
         begin(self._order, self._name)

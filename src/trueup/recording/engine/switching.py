@@ -107,11 +107,6 @@ class WhenLoaded(WhenImported):
         else:
             sys.meta_path.insert(0, self)
 
-    def remove(self) -> None:
-        """Wait no longer."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
     def loaded(self) -> None:
         """Call it, once."""
         self.remove()
