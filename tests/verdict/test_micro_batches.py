@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import trueup
+from trueup.comparison.layout.pieces import Piece
+from trueup.comparison.result.micro_batches import _alone
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.optimizer_updates import passes
 from verdict.captures import Recording, normal, part
@@ -18,8 +20,9 @@ from verdict.captures import Recording, normal, part
 LEVELS = {"api": ["module", "api"], "all": None}
 
 
-def trained(into: Path, pieces: int, divided: float) -> Path:
-    """Train two steps on batches of 32, in equal pieces whose losses are divided by a number."""
+def trained(into: Path, pieces: int, divided: float, *, cleared: bool = False) -> Path:
+    """Train two steps on batches of 32, in equal pieces whose losses are divided by a number; ``cleared``: gradients are set to
+    None before each piece."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -28,6 +31,8 @@ def trained(into: Path, pieces: int, divided: float) -> Path:
         for batch in batches:
             optimizer.zero_grad()
             for piece in batch.chunk(pieces):
+                if cleared:
+                    optimizer.zero_grad()
                 (F.mse_loss(model(piece[:, :16]), piece[:, 16:]) / divided).backward()
             optimizer.step()
             capture.step()
@@ -99,3 +104,33 @@ def test_as_many_pieces_on_both_sides_are_compared_call_by_call(levels: str, tmp
     result = trueup.compare(first, second, level=LEVELS[levels])
     assert result.culprit is not None
     assert "div" in result.culprit.op
+
+
+def test_gradients_of_micro_batches_that_are_lost_are_named(whole: Path, tmp_path: Path) -> None:
+    """Against one batch, and against micro-batches that are added up; their sum is no multiple of one of them."""
+    lost = trained(tmp_path / "lost", 4, 4.0, cleared=True)
+    for baseline in (whole, trained(tmp_path / "pieces", 4, 4.0)):
+        result = trueup.compare(baseline, lost)
+        assert result.verdict == "deviates"
+        assert result.sentence.splitlines()[0].endswith(
+            "the gradients of 0.weight, 0.bias, 2.weight that the optimizer is given are those of micro-batch 4 of 4 alone: those of "
+            "the others are lost, as where gradients are set to zero between micro-batches"
+        ), result.sentence
+    turned = trueup.compare(lost, tmp_path / "pieces")
+    assert "alone: those of the others are lost" not in turned.sentence
+
+
+@pytest.mark.parametrize(
+    ("read", "terms", "found"),
+    [
+        ((1, 1), (1, 1), -1),  # the sum
+        ((0, 3), (1, 1), 1),  # off by a factor, besides
+        ((0, 1), (0.1, 1), None),  # what is lost is small
+        ((0, 1), (0, 1), None),
+    ],
+)
+def test_a_gradient_that_is_one_term(read: tuple[float, ...], terms: tuple[float, ...], found: int | None) -> None:
+    directions = [normal(4, 4, seed=n) for n in range(2)]
+    held = [Piece("float32", (4, 4), load=lambda n=n: terms[n] * directions[n]) for n in range(2)]
+    total = Piece("float32", (4, 4), load=lambda: sum(share * one for share, one in zip(read, directions, strict=True)))
+    assert _alone(total, held) == found

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.layout.calls import Calls, Key
-from trueup.comparison.layout.pieces import Piece
+from trueup.comparison.layout.pieces import Array, Piece
 from trueup.comparison.layout.updates import STEPPING, is_update, placed, shapes_of
 
 FACTOR = 0.02
@@ -108,7 +108,13 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
 
 def between(first: Piece, second: Piece) -> tuple[float, float]:
     """Return which multiple of the first the second is, NaN where it is none; and their relative distance."""
-    sides = [np.asarray(one.load()).astype(np.float64).reshape(-1) for one in (first, second) if one.load is not None]
+    mine, its = (np.asarray(one.load()).astype(np.float64).reshape(-1) for one in (first, second) if one.load is not None)
+    return multiple(mine, its)
+
+
+def multiple(first: Array, second: Array) -> tuple[float, float]:
+    """Return which multiple of a vector of float64 another is, NaN where it is none; and their relative distance."""
+    sides = first, second
     if sides[0].size != sides[1].size:
         return math.nan, math.inf
     norm = float(np.linalg.norm(sides[0]))

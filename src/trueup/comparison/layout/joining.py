@@ -56,6 +56,8 @@ class Step:
     cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = field(default_factory=dict)  # weights cut along one axis, rank by rank
     updated: dict[Key, str] = field(default_factory=dict)  # by call of an optimizer, the weight that it updates
     gradients: dict[str, Piece] = field(default_factory=dict)  # that optimizers read, by weight, where their calls are left out
+    terms: dict[tuple[Key, str], Mapping[int, Piece]] = field(default_factory=dict)  # of gradients that micro-batches add up to
+    read: dict[tuple[Key, str], tuple[Key, str]] = field(default_factory=dict)  # by what an optimizer reads, the gradient's maker
 
 
 @dataclass
@@ -131,6 +133,8 @@ class _Joining:
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}
         self._cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = {}
+        self._terms: dict[tuple[Key, str], Mapping[int, Piece]] = {}
+        self._read_terms: dict[tuple[Key, str], tuple[Key, str]] = {}
         self._reduced: dict[tuple[str | None, ...], Made] = {}
         self._done: dict[Any, tuple[Piece, dict[str, Any]]] = {}
 
@@ -186,8 +190,9 @@ class _Joining:
             gradients |= {name: piece for name, at in held.items() if (piece := self._of_row(read, 0, at)) is not None}
         known = self._told
         return Step(
-            _records(rows), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated, gradients
-        )
+            _records(rows), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated, gradients,
+            self._terms, self._read_terms,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- names
     def _named(
@@ -198,6 +203,8 @@ class _Joining:
         rank, its = worker // self._standing.passes, self._calls[worker]
         made: Made | None = None if row["producer_seq"] is None else (rank, row["producer_seq"], row["producer_slot"])
         for _ in range(64):  # left-out calls in a row
+            if phase == "optimizer" and made is not None:
+                self._know_read(call.key, name, made)
             if made is None or (made[1] in its.keys and its.keys[made[1]] not in silent):
                 break
             if made[1:] in its.made:
@@ -211,8 +218,8 @@ class _Joining:
                 made = None  # an operator, which is not joined: one makes the gradient of a loss
             else:
                 break  # of an earlier step
-        if made is None and phase == "optimizer":
-            made = self._reduced.get(self._digests(call.key, name))
+        if made is None and phase == "optimizer" and (made := self._reduced.get(self._digests(call.key, name))) is not None:
+            self._know_read(call.key, name, made)
         if made is None:
             made = self._order.sent(worker, call, name)
         forward = row["forward_seq"]
@@ -224,6 +231,13 @@ class _Joining:
             "producer_seq": None if made is None else self._order.number(made[0], made[1]),
             "producer_slot": None if made is None else plain(made[2]), "forward_seq": self._order.number(rank, forward),
         }  # fmt: skip
+
+    def _know_read(self, key: Key, name: str, made: Made) -> None:
+        """Remember the gradient that an optimizer reads, whichever pass made it."""
+        for number in range(self._standing.passes):
+            maker = self._calls[made[0] * self._standing.passes + number].keys.get(made[1])
+            if maker is not None and maker[0] == "backward":
+                self._read_terms[key, name] = maker, made[2]
 
     def _know_reduced(self, calls: list[tuple[int, Call]]) -> None:
         """Remember which backward call made the gradient that an optimizer reads, under the bytes that it reads: buckets into which
@@ -302,6 +316,8 @@ class _Joining:
             held = {one: piece for one, piece in whole.items() if piece is not None}
             if way.kind == "sharded" and its.fixed and len(ways) == 1:
                 self._cut[call.key, name] = way, [its.pieces[one] for one in groups[0]]
+        if its.backward and MICRO in ways and ways[MICRO].kind == "partial":
+            self._terms[call.key, name] = its.pieces
         self._look_at_masks(its)
         (piece,) = held.values()
         if piece.changed:

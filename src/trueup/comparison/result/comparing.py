@@ -18,6 +18,7 @@ from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_find
 from trueup.comparison.result.gradients import Norm, norms_of, with_norms
 from trueup.comparison.result.layouts import joined as joined_ranks
 from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
+from trueup.comparison.result.micro_batches import with_lost
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.same import same_runs
@@ -335,4 +336,7 @@ def compare(
     else:
         comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)
     result = assembly.result()
-    return with_ranks(result, (first, second), layouts) if isinstance(first, Joined) and isinstance(second, Joined) else result
+    if isinstance(first, Joined) and isinstance(second, Joined):
+        result = with_ranks(result, (first, second), layouts)
+    passes = [one.passes for one in comparison.overviews[:2]]
+    return with_lost(result, (first, second), passes[1], passes_text(passes_counts((passes[0], passes[1]))))

@@ -146,6 +146,15 @@ def multiple(ratio: float, size: int, axis: str) -> str:
     return f"off by exactly {shown}, the number of {axis}: {'added up or multiplied' if ratio > 1 else 'divided'} once too often"
 
 
+def one_micro_batch(names: Sequence[str], which: int, count: int) -> str:
+    """Say that an optimizer is given gradients of one micro-batch in place of those of all; ``which`` counts from 1."""
+    what, are, others = ("gradient", "is that", "that") if len(names) == 1 else ("gradients", "are those", "those")
+    return (
+        f"the {what} of {_named(names)} that the optimizer is given {are} of micro-batch {which} of {count} alone: {others} of the "
+        "others are lost, as where gradients are set to zero between micro-batches"
+    )
+
+
 def travels(dtype: str, ranks: int, where: str, makes: float) -> str:
     """Say of sums over ranks that their terms travel in a narrower dtype than in the other run, and what that makes."""
     place = f" in {one_line(where)}" if where else ""
