@@ -116,6 +116,7 @@ def calls_of(
     for n, row in enumerate(rows):
         calls.setdefault(row["seq"], []).append(n)
     carried = _carried(rows)
+    carried |= _looked_up(rows, carried)
     sorting = {row["scope"] for row in rows if row["level"] == "api" and row["op"].rpartition(".")[2] in SORTING}
     for seq, held in calls.items():
         first = rows[held[0]]
@@ -247,6 +248,27 @@ def _carried(rows: Sequence[Mapping[str, Any]]) -> set[int]:
         if read.get(seq) and read[seq] <= found:
             found.add(seq)
     return found | {seq for seq, forward in moves.items() if forward in found}
+
+
+def _looked_up(rows: Sequence[Mapping[str, Any]], carried: Collection[int]) -> set[int]:
+    """Return the functions that make integers of nothing but integers, which views and what is carried alone read: places where
+    they look. Each layout has others, and what was looked up shows whether they are right."""
+    reads: dict[int, set[int]] = {}
+    silent, other = set(carried), set[int]()
+    for row in rows:
+        seq = row["seq"]
+        if row["producer_seq"] is not None and row["slot"].startswith(("input.", "grad_output.")):
+            reads.setdefault(row["producer_seq"], set()).add(seq)
+        if row["level"] != "api" or not (row["dtype"] is None or str(row["dtype"]).startswith(("int", "uint"))):
+            other.add(seq)
+        if row["level"] == "api" and _serves(row):
+            silent.add(seq)
+    found: set[int] = set()
+    for seq in sorted(reads.keys() - other - silent, reverse=True):
+        if reads[seq] <= silent:
+            found.add(seq)
+            silent.add(seq)
+    return found
 
 
 def _shares(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], shares: Collection[int]) -> bool:
