@@ -213,7 +213,7 @@ def in_passes(calls: Calls, passes: int, staged: bool) -> list[Calls]:
     return found
 
 
-def _serves(row: dict[str, Any]) -> bool:
+def _serves(row: Mapping[str, Any]) -> bool:
     return bool(row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
 
 

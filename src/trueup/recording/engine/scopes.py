@@ -59,6 +59,11 @@ class Scopes(ABC):
             found = self._paths[module]
         return found
 
+    def names(self, root: Any) -> dict[str, str]:
+        """Return the paths of a module and all below it, each by its path in that module: those named before keep their own."""
+        above = self.path(root, None)
+        return {at: self._paths.get(one, f"{above}.{at}" if above and at else at or above) for at, one in self.below(root, "")}
+
     def _holds(self, whole: Any, module: Any) -> bool:
         return whole not in self._paths and any(one is module for _, one in self.below(whole, ""))
 

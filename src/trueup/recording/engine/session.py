@@ -153,8 +153,7 @@ class BaseSession(ABC):
         self.built = Built(kinds, live_objects.names(), self.recorder.note)
         self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
         self.settings = Settings(
-            facts, modules, self.recorder.note, self.built, loaders, loader, seeds,
-            lambda model: self.scopes.path(model, None), autocast,
+            facts, modules, self.recorder.note, self.built, loaders, loader, seeds, self.scopes.names, autocast,
         )  # fmt: skip
         self.recorder.settings = self.settings.news
         self.signatures = Signatures(self.adapter.name)

@@ -47,17 +47,18 @@ class Settings:
     """Gathers what a run is set to: ``facts`` reads an optimizer (None where it cannot be read now, as inside a graph),
     ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``built`` knows
     the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one;
-    ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began; ``scope`` names a
-    model as its calls are recorded, ``autocast`` says to which dtype what a model computes is cast now."""
+    ``seeds`` tells those of the framework's generators, which a rank may set again after the capture began; ``names`` gives a
+    model and what it holds the names that their calls are recorded by, ``autocast`` says to which dtype what a model computes is
+    cast now."""
 
     def __init__(
         self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
         note: Callable[[str], None], built: Built, loaders: tuple[type, ...] = (),
         loader: Callable[[Any], Mapping[str, Any]] | None = None, seeds: Callable[[], Mapping[str, int]] = dict,
-        scope: Callable[[Any], str] = lambda _: "", autocast: Callable[[Any], str] = lambda _: "",
+        names: Callable[[Any], Mapping[str, str]] = lambda _: {}, autocast: Callable[[Any], str] = lambda _: "",
     ) -> None:  # fmt: skip
         self._facts, self._modules, self._note, self._built, self._loaders = facts, modules, note, built, loaders
-        self._loader, self._framework_seeds, self._scope = _loader if loader is None else loader, seeds, scope
+        self._loader, self._framework_seeds, self._names = _loader if loader is None else loader, seeds, names
         self._autocast = autocast
         self._models: list[tuple[weakref.ref[Any], str]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
@@ -149,10 +150,11 @@ class Settings:
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(f"what {type(model).__name__} is set to could not be read: {type(error).__name__}")
                 continue
-            within = self._scope(model)
+            names = self._names(model)
+            within = names.get("", "")
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
-                    modules[path(within, scope)] = _unnamed(_tied_within(held, within))
+                    modules[_named(scope, names)] = _unnamed(_tied_within(held, names))
             if cast and within in modules:
                 modules[within][AUTOCAST] = cast
         found = self._built.of(object)
@@ -214,9 +216,16 @@ def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, An
     return found
 
 
-def _tied_within(held: Mapping[str, Any], within: str) -> dict[str, Any]:
-    """Name what parameters are tied to with the scope of their model."""
-    return {name: path(within, value) if name.endswith(TIED) else value for name, value in held.items()}
+def _named(scope: str, names: Mapping[str, str]) -> str:
+    """Name a module as its calls are: one that was named before a model around it ran keeps its name (``names``, by path in the
+    model that ran)."""
+    return names.get(scope, path(names.get("", ""), scope))
+
+
+def _tied_within(held: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Name what parameters are tied to as their modules' calls are named."""
+    tied = {name: value.rpartition(".") for name, value in held.items() if name.endswith(TIED)}
+    return {**held, **{name: path(_named(scope, names), weight) for name, (scope, _, weight) in tied.items()}}
 
 
 def _as_given(kind: type, held: dict[str, Any]) -> dict[str, Any]:
