@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from trueup.comparison.layout.calls import _looked_up
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.inferring import Slot, Told, _through_views, way_along
@@ -278,6 +279,48 @@ def test_both_sides_cut_by_hand(tmp_path: Path, dims: str, wrong: int, verdict: 
     shards.write_text(f'[[slot]]\nscope = "up"\nslot = "param.weight"\ndims = "{dims}"\n' if dims else "")
     result = compare(_packed_by_hand(tmp_path / "two", 2), _packed_by_hand(tmp_path / "four", 4, wrong), shards=shards)
     assert result.verdict == verdict, result.sentence
+    said = "nothing says how 4 slots of 2 modules lie along ranks in the baseline, the first param.weight of up: say it in a file"
+    assert (said in result.sentence) == (not dims)
+
+
+def _by_sequence(directory: Path, world: int, factor: float = 1.0) -> Path:
+    """Neighbours hold pieces of a sequence, which nothing says but what one function cuts; others cut the batch, where there are
+    four ranks."""
+    run, whole = Recording(parts="stats digest tensor"), np.arange(48, dtype=np.float32).reshape(4, 4, 3)
+    for rank in range(world):
+        x = np.split(whole, world // 2)[rank // 2]
+        run.call("Words", {"input.0": x - 1}, [x], level="module", scope="words", rank=rank)
+        mine = np.ascontiguousarray(np.split(x, 2, axis=1)[rank % 2])
+        run.call("Cut.apply", [x], [mine], level="api", scope="", rank=rank)
+        run.call("Norm", {"input.0": mine}, [mine * factor], level="module", scope="norm", rank=rank)
+        run.kept += [mine]
+        for ranks in (f"{rank - rank % 2}-{rank - rank % 2 + 1}", f"{rank % 2},{rank % 2 + 2}", "0-3"):
+            said = {"ranks": ranks, "group": ranks} if world == 4 else {"ranks": "0-1", "group": "0-1"}
+            run.call("torch.distributed.all_reduce", {}, [], phase="collective", rank=rank, arguments=said)
+    return run.write(directory, world_size=world)
+
+
+def test_pieces_of_what_a_function_cuts(tmp_path: Path) -> None:
+    """Both runs cut the sequence by hand: what one function is given, whole, its pieces make; the same bytes lie alike later."""
+    two = _by_sequence(tmp_path / "two", 2)
+    result = compare(two, _by_sequence(tmp_path / "four", 4))
+    assert (result.verdict, result.counts["compared"]) == ("aligned", 3), result.sentence
+    assert compare(two, _by_sequence(tmp_path / "off", 4, 1.1)).verdict == "deviates"
+
+
+def test_places_that_views_alone_read_are_no_calls() -> None:
+    def row(seq: int, op: str, slot: str, dtype: str, made: int | None = None) -> dict[str, object]:
+        return {"seq": seq, "level": "api", "phase": "forward", "scope": "", "op": op, "slot": slot, "dtype": dtype,
+                "producer_seq": made, "forward_seq": None}  # fmt: skip
+
+    rows = [
+        row(0, "torch.arange", "output.0", "int64"), row(1, "torch.cat", "input.0.0", "int64", 0),
+        row(1, "torch.cat", "output.0", "int64"),
+        row(2, "torch.Tensor.__getitem__", "input.1", "int64", 1), row(3, "torch.arange", "output.0", "int64"),
+        row(4, "torch.nn.functional.embedding", "input.0", "int64", 3), row(5, "torch.argmax", "input.0", "float32"),
+        row(5, "torch.argmax", "output.0", "int64"), row(6, "torch.Tensor.__getitem__", "input.1", "int64", 5),
+    ]  # fmt: skip
+    assert _looked_up(rows, set()) == {0, 1}
 
 
 @pytest.mark.parametrize(

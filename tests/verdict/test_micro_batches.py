@@ -113,8 +113,8 @@ def test_gradients_of_micro_batches_that_are_lost_are_named(whole: Path, tmp_pat
         result = trueup.compare(baseline, lost)
         assert result.verdict == "deviates"
         assert result.sentence.splitlines()[0].endswith(
-            "the gradients of 0.weight, 0.bias, 2.weight that the optimizer is given are those of micro-batch 4 of 4 alone: those of "
-            "the others are lost, as where gradients are set to zero between micro-batches"
+            "the gradients of 0.weight, 0.bias, 2.weight that the optimizer is given are those of micro-batch 4 of 4 alone: those "
+            "of the others are lost, as where gradients are set to zero between micro-batches"
         ), result.sentence
     turned = trueup.compare(lost, tmp_path / "pieces")
     assert "alone: those of the others are lost" not in turned.sentence

@@ -4,7 +4,8 @@
     declared    a line of `shards.toml` (`declaring`)
     equal       the same bytes on all ranks: replicated
     a gradient  of what is replicated: a partial sum; of what is cut: cut alike; of a sum: replicated
-    a call      that is given a tensor of the shape of its result: it is cut alike
+    a call      that is given a tensor of the shape of its result: it is cut alike; that is given what its pieces make together
+    the same    bytes on all ranks that another slot has, of which it is known
     the data    along an axis that cuts the data, the first dimension of an activation; a single number is a mean
     the other   run, which has the whole: the dimension that is longer there; or as long, and the sum of the ranks
 
@@ -17,11 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from trueup.comparison.layout.calls import Key
-from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Piece, Way, put_together
+from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Array, Piece, Way, put_together
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.frameworks.trees import path
@@ -77,6 +79,8 @@ class Told:
     sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
     """By axis that cuts sequences: length of the first piece, of all of it, its way."""
     divided: set[str] = field(default_factory=set)  # axes of which each loss was divided by their number before the backward
+    lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
+    joined: Mapping[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step that are put together
     loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
 
 
@@ -167,6 +171,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         return Way("sharded", 0)
     if whole is not None and whole.shape == piece.shape and len(groups) == 1:
         return _by_numbers(axis, groups, slot, held, whole, told)
+    if (found := told.lies.get(placed, {}).get(axis) or _of_pieces(groups, slot, held, told)) is not None:
+        return found
     return _unknown(axis, groups, slot, held, told)
 
 
@@ -338,6 +344,40 @@ def _alike(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:
     return None
 
 
+def _of_pieces(groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:
+    """Return that a result is cut, if its pieces in the order of the ranks are what the call is given: a whole that is known, or a
+    sum of what ranks were given."""
+    if slot.name.startswith(("input.", "param.")):
+        return None
+    for given in (told.joined[at] for name in slot.inputs if (at := (slot.key, name)) in told.joined):
+        wholes = _batches(given, len(groups))
+        for dim in _all_longer(held[groups[0][0]], wholes[0], len(groups[0])):
+            way = Way("sharded", dim)
+            made = [put_together([held[rank] for rank in group], way) for group in groups]
+            known = [one for one in (*made, *wholes) if one is not None and one.load is not None]
+            if len(known) == 2 * len(groups) and all(map(_close, known[: len(groups)], wholes)):
+                return way
+    return None
+
+
+def _batches(whole: Piece, count: int) -> list[Piece]:
+    """Return the parts of a whole that ranks have which differ in their data."""
+    if count == 1 or not whole.shape or whole.shape[0] % count:
+        return [whole] * count
+    shape, load = (whole.shape[0] // count, *whole.shape[1:]), whole.load
+    if load is None:
+        return [Piece(whole.dtype, shape)] * count
+    return [Piece(whole.dtype, shape, load=partial(_part, load, count, n)) for n in range(count)]
+
+
+def _part(load: Callable[[], Array], count: int, number: int) -> Array:
+    return np.split(load(), count)[number]
+
+
+def _close(made: Piece, whole: Piece) -> bool:
+    return distance(made, whole) < CLOSE
+
+
 def _by_numbers(
     axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], whole: Piece, told: Told
 ) -> Way | None:
@@ -370,7 +410,9 @@ def _odd(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[i
 def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:
     pieces = [held[rank] for rank in groups[0]]
     given = next((name for name in slot.inputs if told.ways.get((slot.key, name), {}).get(axis, REPLICATED).kind == "partial"), "")
-    kind = "unreduced" if given and not slot.backward else "unknown"
+    summed = told.joined.get((slot.key, given))
+    scattered = summed is not None and bool(_all_longer(pieces[0], summed, len(pieces)))  # a sum whose pieces ranks keep
+    kind = "unreduced" if given and not slot.backward and not scattered else "unknown"
     told.apart.append(Apart(kind, slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), _apart(pieces), given))
     return None
 

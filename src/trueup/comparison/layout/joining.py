@@ -161,6 +161,7 @@ class _Joining:
         silent = {call.key for _, call in calls if call.key[0] == "optimizer" and call.key[3].startswith(STEPPING)}
         rows: list[dict[str, Any]] = []
         slots: dict[tuple[Key, str], Piece] = {}
+        self._told.joined = slots
         for first, call in calls:
             makers = self._makers[call.key]
             for name in dict.fromkeys(name for worker in makers for name in self._calls[worker].kept[call.key].rows):
@@ -308,6 +309,8 @@ class _Joining:
                 if way is None:
                     return None, _nothing()
             ways[axis] = way
+            if way.kind != "replicated" and None not in (digests := tuple(one.digest for one in its.pieces.values())):
+                self._told.lies.setdefault(digests, {})[axis] = way
             scale = self._scale(axis, way, its)
             whole = {group[0]: put_together([held[one] for one in group], way, scale) for group in groups}
             if any(piece is None for piece in whole.values()):

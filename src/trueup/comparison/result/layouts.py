@@ -91,7 +91,8 @@ def _unknown_of(run: Joined) -> int:
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:
     """Return the result of comparing two joined captures with what their ranks did not agree on: that comes before what follows
     from it. What shows in the baseline is no fault of the candidate, and keeps two runs from being aligned."""
-    found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=result.verdict == "deviates")]
+    sure = result.verdict == "deviates" and not (result.culprits and all(map(_doubtful, result.culprits)))
+    found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=sure)]
     if found and found[0].phase == "optimizer" and (earlier := _not_passed_on(found[0].step, sides)) is not None:
         found = [earlier]
     over = _over_pieces(sides[1]) if result.verdict != "aligned" and not found else None
@@ -104,7 +105,7 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     told = [_added_otherwise(_travelled(one, sides), sides[1]) for one in before]
     culprits = [_half_reduced(_swapped(_scaled(one, sides[1]), sides), sides[1]) for one in [*told, *found]]
     notes = [said.PUT_TOGETHER.format(layouts), *(said.BASELINE.format(one.cause) for one in of_baseline), *result.notes]
-    doubts = _doubts(sides) if result.verdict == "inconclusive" else []
+    doubts = [*_undeclared(sides), *_doubts(sides)] if result.verdict == "inconclusive" else []
     notes[1:1] = doubts
     alone = sum(side.alone for side in sides)
     if alone:
@@ -131,8 +132,10 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
         lines[1:1] = [" " * len(HEADS[verdict]) + f"note: {note}" for note in (notes[0], *doubts)]
         return dataclasses.replace(result, notes=notes, sentence="\n".join(lines))
     if doubt:
-        lines = [HEADS[verdict] + doubt, " " * len(HEADS[verdict]) + f"note: {notes[0]}"]
-        return dataclasses.replace(result, verdict=verdict, culprits=[], notes=[doubt, *notes], sentence="\n".join(lines))
+        doubts = doubts or _undeclared(sides)
+        lines = [HEADS[verdict] + doubt, *(" " * len(HEADS[verdict]) + f"note: {note}" for note in (notes[0], *doubts))]
+        notes = [doubt, notes[0], *doubts, *(note for note in notes[1:] if note not in doubts)]
+        return dataclasses.replace(result, verdict=verdict, culprits=[], notes=notes, sentence="\n".join(lines))
     lines = verdict_lines(verdict, culprits, result.victims, result.unmatched, notes, result.counts, result.occurrences, notes[:1])
     return dataclasses.replace(result, verdict=verdict, culprits=culprits, notes=notes, sentence="\n".join(lines))
 
@@ -293,6 +296,16 @@ def _doubts(sides: tuple[Joined, Joined]) -> list[str]:
         for dtype, ranks in second.items() if dtype not in first and dtype not in computes
     ]  # fmt: skip
     return [*found, *list(_odd_sums(sides[1], steps[1]).values())[:1]]
+
+
+def _undeclared(sides: tuple[Joined, Joined]) -> list[str]:
+    """Name what to declare of the first run of which nothing says how its pieces lie."""
+    for which, run in zip(("baseline", "candidate"), sides, strict=True):
+        some = sorted((one for one in run.apart if one.kind == "unknown"), key=lambda one: (one.step, one.seq))
+        if some:
+            first, modules = some[0], len({one.key[2] for one in some})
+            return [said.undeclared(first.slot, first.key[2] or first.key[3], first.axis, len(some), modules, which)]
+    return []
 
 
 def _odd_sums(run: Joined, step: int) -> dict[str, str]:

@@ -84,6 +84,15 @@ def _off(apart: float) -> str:
     return f" (rel. L2 {sci(apart)})" if apart == apart else ""
 
 
+def undeclared(slot: str, where: str, axis: str, count: int, modules: int, run: str) -> str:
+    """Say of how many slots of a run, in so many modules, nothing tells how the ranks' pieces lie, and how to declare it."""
+    return (
+        f"nothing says how {counted(count, 'slot')} of {counted(modules, 'module')} lie along {axis} in the {run}, the first "
+        f"{one_line(slot)} of {one_line(where)}: say it in a file of lines and compare with --shards (docs/layouts.md), or record "
+        "both runs with --detail tensor, whose bytes may tell"
+    )
+
+
 def unreduced(given: str, slot: str, where: str, ranks: Sequence[int]) -> str:
     """Say that a partial sum is read as the whole."""
     return (
