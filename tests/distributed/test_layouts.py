@@ -145,7 +145,7 @@ def test_gradients_that_adam_makes_the_same_of(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("baseline", "fault", "cause"),
     [
-        ("two-layers", "own-places", "input.0 of places counts from 0 on ranks 0, 1 alike, and each holds another piece"),
+        ("two-layers", "own-places", "output.0 of torch.arange counts from 0 on ranks 0, 1 alike, and each holds another piece"),
         ("two-layers", "tied-not-reduced", "the gradient of words.weight differs on ranks 0, 1 when the optimizer runs"),
         ("packed", "bias-each-rank", "the bias of layers.1.gated.down is added on each of 2 ranks before their sum is taken"),
         ("packed", "summed-again", "layers.1.gated.down adds up over its ranks 2 times in a step, and 3 other modules"),
