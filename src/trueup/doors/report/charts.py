@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -35,11 +36,12 @@ def available() -> bool:
     return True
 
 
-def library() -> list[str]:
+@cache
+def library() -> tuple[str, ...]:
     """Return the library's scripts."""
     from bokeh.resources import Resources
 
-    return list(Resources(mode="inline", components=list(COMPONENTS), log_level="error").js_raw)
+    return tuple(Resources(mode="inline", components=list(COMPONENTS), log_level="error").js_raw)
 
 
 def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
@@ -172,8 +174,9 @@ def histogram(spread: Histogram) -> dict[str, Any]:
     return _item(plot)
 
 
-def overview() -> dict[str, Any]:
-    """Lay out the errors of all calls in order of execution; the page fills in the points."""
+@cache
+def overview() -> Mapping[str, Any]:
+    """Lay out the errors of all calls in order of execution; the page fills in the points, so it is the same for all pages."""
     from bokeh import models
 
     plot = _figure(
@@ -192,7 +195,8 @@ def overview() -> dict[str, Any]:
     return _item(plot)
 
 
-def calls_table(ranks: bool) -> dict[str, Any]:
+@cache
+def calls_table(ranks: bool) -> Mapping[str, Any]:
     """Lay out the table of calls, with a column for the rank if there are several; the page fills in its rows."""
     from bokeh import models
     from bokeh.embed import json_item

@@ -18,9 +18,10 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def render_fragment(result: Result) -> str:
 def page(template: str, scripts: Sequence[str], library: Sequence[str] = (), **content: Any) -> str:
     """Return the text of a page that needs no network and lets no script run but these; ``library`` travels compressed."""
     with ThreadPoolExecutor(max(1, len(library))) as pool:  # zlib needs no interpreter
-        packed = [pool.submit(_squeeze, script.encode()) for script in library]
+        packed = [pool.submit(_packed, script) for script in library]
         style, marked = Markup(ours("style.css")), [Markup(script) for script in scripts]
 
         def parts() -> Markup:  # asked for last
@@ -103,7 +104,7 @@ def embedded(data: Any) -> Markup:
     return Markup(text)
 
 
-def drawn(model: dict[str, Any]) -> str:
+def drawn(model: Mapping[str, Any]) -> str:
     """Compress what a chart is drawn from; the page unpacks it."""
     return _squeeze(json.dumps(model, allow_nan=False, separators=(",", ":")).encode())
 
@@ -243,8 +244,9 @@ def ours(name: str) -> str:
     return resources.files("trueup.doors.report").joinpath("template", name).read_text(encoding="utf-8")
 
 
+@cache
 def environment() -> Environment:
-    """Return what renders a template: foreign text is escaped, its control characters spelled out."""
+    """Return what renders a template: foreign text is escaped, its control characters spelled out. It keeps what it compiled."""
     made = Environment(
         loader=PackageLoader("trueup.doors.report", "template"),
         autoescape=True,
@@ -321,6 +323,12 @@ def _numbers(column: pa.ChunkedArray, kind: str, absent: float) -> dict[str, Any
     with np.errstate(over="ignore"):
         values = pc.fill_null(column, absent).to_numpy().astype(np.dtype(kind).newbyteorder("<"))
     return {"kind": kind, "data": _squeeze(values.tobytes())}
+
+
+@cache
+def _packed(script: str) -> str:
+    """Compress a script of the library: the same for every page of a process."""
+    return _squeeze(script.encode())
 
 
 def _squeeze(content: bytes) -> str:
