@@ -1,4 +1,4 @@
-"""SIGKILL at twenty random moments: nothing is corrupt, whatever was being written."""
+"""SIGKILL at ten random moments: nothing is corrupt, whatever was being written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trueup.foundation.store import open_capture
 
 from .readable import check, steps_trained
 
-MOMENTS = 20
+MOMENTS = 10
 AT_ONCE = 2
 
 

@@ -71,7 +71,7 @@ def exact_units(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("first", DTYPES, ids=str)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), second=st.sampled_from(DTYPES))
 def test_every_pair_of_dtypes(first: np.dtype, second: np.dtype, data: st.DataObject) -> None:
     a, b = data.draw(values_of(first)), data.draw(values_of(second))
@@ -81,7 +81,7 @@ def test_every_pair_of_dtypes(first: np.dtype, second: np.dtype, data: st.DataOb
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_noise(dtype: np.dtype, data: st.DataObject) -> None:
     """Bit patterns of one side, some of them a few numbers further on the other."""

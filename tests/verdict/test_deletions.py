@@ -64,11 +64,11 @@ def test_dropped_leaves_references(whole: Path, calls: list[deletions.Call], tmp
     assert gone[0]["seq"] not in rows["seq"].to_pylist()
 
 
-@pytest.mark.parametrize(("name", "lacking"), [(name, k % 2) for k, name in enumerate(deletions.DELETIONS)])
+@pytest.mark.parametrize(("name", "lacking"), [(name, k % 2) for k, name in enumerate(deletions.DELETIONS) if k % 3 == 0])
 def test_a_capture_with_dropped_calls_is_not_aligned(
     name: str, lacking: int, whole: Path, calls: list[deletions.Call], tmp_path: Path
 ) -> None:
-    """From deletion to deletion it is the candidate's and the baseline's."""
+    """By turns it is the candidate's and the baseline's. Every third deletion: what refers to the calls tells of all of them."""
     part = deletions.without(whole, list(deletions.DELETIONS[name](calls)), tmp_path / "part", closed=False)
     result = trueup.compare(*((part, whole) if lacking else (whole, part)))
     assert (result.verdict, result.culprits) == ("inconclusive", [])

@@ -33,12 +33,13 @@ HALF = (
     "in float64", "4 against one batch$",
 )  # fmt: skip
 """Rows that are compared in bfloat16 as well: of the others a mistake is lost in its rounding, or nothing is told otherwise."""
-TABLES = {"float32": ("|".join(ROWS), ("api", "aten")), "bfloat16": ("|".join(HALF), ("api",))}
-"""By precision the rows, and the levels at which they are compared; test_deletions holds captures that lack calls."""
+TABLES = {"float32": ("|".join(ROWS), ("api",)), "bfloat16": ("|".join(HALF), ("aten",))}
+"""By precision the rows, and the levels at which they are compared: each level has a precision here, and all in the bench;
+test_deletions holds captures that lack calls."""
 
-WRONG_BUT_ALIGNED, PLACED = 0, 27
-RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 33
-"""Cells on 2026-11-28: 0, 29 of 34, 0 and 35 of 35, with room for another processor's bits but for what is blamed or wrongly
+WRONG_BUT_ALIGNED, PLACED = 0, 16
+RIGHT_BUT_BLAMED, RIGHT_AND_ALIGNED = 0, 19
+"""Cells on 2026-11-29: 0, 17 of 20, 0 and 20 of 20, with room for another processor's bits but for what is blamed or wrongly
 aligned; what it is to be: 0 aligned, all placed, 0 blamed, all aligned."""
 
 
@@ -86,8 +87,8 @@ def words(cells: list[Cell], table: str) -> Counter[str]:
 
 
 def test_the_rows_are_there(cells: list[Cell]) -> None:
-    assert words(cells, "wrong").total() >= 33
-    assert words(cells, "right").total() >= 35
+    assert words(cells, "wrong").total() >= 20
+    assert words(cells, "right").total() >= 20
 
 
 def test_wrong_implementations_that_pass_as_aligned_become_no_more(cells: list[Cell]) -> None:

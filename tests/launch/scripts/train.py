@@ -12,6 +12,10 @@ if how == "kill":  # before the first flush, however slow the machine
     from trueup.recording.recorder import flusher
 
     flusher.FLUSH_SECONDS = 3600.0
+if how == "no room":  # for any file beyond 8 KB
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 torch.manual_seed(0)
 model = torch.nn.Sequential()
 model.add_module("neck", torch.nn.Linear(4, 8))
