@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from nursery import nursery
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed")
 
@@ -64,22 +66,30 @@ for _ in range(2):
 """
 
 
-def trueup(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def python() -> Iterator[str]:
+    """What runs either side, and the command around it, with its framework in it already."""
+    with nursery() as started:
+        started.load("paddle")
+        yield started.python
+
+
+def trueup(python: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
-    command = [sys.executable, "-m", "trueup", *words]
+    command = [python, "-m", "trueup", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_wrong_operator_between_two_modules_is_placed(tmp_path: Path) -> None:
+def test_a_wrong_operator_between_two_modules_is_placed(python: str, tmp_path: Path) -> None:
     """The captures hold modules alone, so both commands are run again until the same call is named twice."""
     (tmp_path / "torch_side.py").write_text(TORCH, encoding="utf-8")
     (tmp_path / "paddle_side.py").write_text(PADDLE, encoding="utf-8")
-    commands = [sys.executable, "torch_side.py"], [sys.executable, "paddle_side.py", "--wrong"]
+    commands = [python, "torch_side.py"], [python, "paddle_side.py", "--wrong"]
     for side, command in zip(("base", "cand"), commands, strict=True):
-        made = trueup(tmp_path, "capture", "-o", side, "--level", "module", "--", *command)
+        made = trueup(python, tmp_path, "capture", "-o", side, "--level", "module", "--", *command)
         assert made.returncode == 0, made.stderr
     again = ["--base-command", " ".join(commands[0]), "--", *commands[1]]
-    found = trueup(tmp_path, "align", "base", "cand", "--recipe", "paddle", *again)
+    found = trueup(python, tmp_path, "align", "base", "cand", "--recipe", "paddle", *again)
     assert found.returncode == 1, found.stderr
     said = [line.rstrip() for line in found.stdout.splitlines()]
     assert "forward        DEVIATES     between stem and head: silu, tensor 16 % off" in said

@@ -69,8 +69,9 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def line(self) -> str:
-        """The line with the cursor."""
-        return str(self.screen.display[self.screen.cursor.y]).rstrip()
+        """The line with the cursor; ``display`` would put all forty together."""
+        cells = self.screen.buffer[self.screen.cursor.y]
+        return "".join(cells[k].data for k in range(COLUMNS)).rstrip()
 
     def clear(self) -> None:
         """Empty the screen, so that the prompt stands on its first line."""
