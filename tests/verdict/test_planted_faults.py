@@ -43,7 +43,8 @@ MODELS = list(zoo.MODELS)
 def noise_of(model: str) -> list[str]:
     """Return the noise to try under a model: every fifth row that changes any of its calls, and one that few models have."""
     rows = [name for name, row in simdev.NOISE.items() if not locate.operators(model).isdisjoint(row.ops)]
-    return [name for k, name in enumerate(rows) if (k + MODELS.index(model)) % min(5, len(rows)) == 0 or name == "lstm-decomposition"]
+    every = min(5, len(rows))
+    return [name for k, name in enumerate(rows) if (k + MODELS.index(model)) % every == 0 or name == "lstm-decomposition"]
 
 
 def test_all_faults_of_the_table_are_planned() -> None:

@@ -59,9 +59,9 @@ def unfused() -> Any:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
-@pytest.mark.parametrize(("name", "phase"), [("transformer", ["forward"]), ("recurrent", None)])
+@pytest.mark.parametrize(("name", "phase"), [("convolutional", None), ("recurrent", None)])
 def test_functions_compute_the_same_bits_where_nothing_is_fused(tmp_path: Path, name: str, phase: Any, unfused: None) -> None:
-    """In the transformer's backward four gradients are added in an order that buffers decide (docs/tensorflow.md)."""
+    """Not the transformer, in whose backward four gradients are added in an order that buffers decide (docs/tensorflow.md)."""
     captured = train(name, tmp_path / "capture", function=True, phase=phase)
     assert captured == train(name, None, function=True)
     assert any("kernels that TensorFlow's graph optimizer would fuse" in note for note in notes_of(tmp_path / "capture"))

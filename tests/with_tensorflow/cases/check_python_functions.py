@@ -17,10 +17,9 @@ import trueup
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2, 0, 1])
 CASES = (
-    ("numpy", "eager"), ("numpy", "function"), ("python", "eager"), ("python", "function under a tape"), ("python", "fit"),
-    ("plain", "function under a tape"), ("plain", "fit"),
+    ("numpy", "eager"), ("numpy", "function"), ("python", "function under a tape"), ("python", "fit"), ("plain", "fit"),
 )  # fmt: skip
-"""Each kind in one mode that executes eagerly or under a tape and in one whose gradient is in the graph, too."""
+"""Each mode, and each kind in one whose gradient is in the graph, too."""
 PYTHON = {"numpy": "tf.raw_ops.PyFunc", "python": "tf.raw_ops.EagerPyFunc"}
 
 
