@@ -151,6 +151,24 @@ def test_runs_that_wander_apart_are_healthy_and_shared_batches_show_a_small_faul
     assert "10 % lower; up to 2" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ({40: 1, 41: 1, 43: 1, 90: 2}, "aligned"),  # three single zeros of 32,768 elements: what counting scatters
+        ({step: 200 + step % 3 for step in range(200)}, "deviates"),
+        (dict.fromkeys(range(200), 8192), "deviates"),  # a quarter, at once: the steps between shares tell no count
+    ],
+)
+def test_shares_of_few_elements_have_the_noise_of_counting(tmp_path: Path, counts: dict[int, int], verdict: str) -> None:
+    loss, none, some = healthy()[:200, 0], np.zeros(200), np.zeros(200)
+    some[list(counts)] = np.array([*counts.values()]) / 32768
+    names = ("loss", "activation_zeros/a")
+    for name, zeros in (("a", none), ("b", some)):
+        write(tmp_path / name, np.stack([loss, zeros], 1), names=names)
+    found = compare_series(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == verdict, found.sentence
+
+
 def test_what_is_set_has_no_noise_and_what_cannot_be_is_not_missing(tmp_path: Path) -> None:
     rate = np.linspace(1e-3, 0, 60)[:, None]
     base = write(tmp_path / "a", np.column_stack([healthy(0, 60)[:, :1], rate]), names=("loss", "lr/1"))

@@ -54,6 +54,8 @@ SET = 1e-6  # relative, of what is set: beyond it is no rounding
 MOVES = 3  # times as far as a later update moves a norm the first one may have: those of Adam are of one size
 QUANTILE, NORMAL_QUANTILE = 0.8, 1.81  # of absolute increments; of normal noise it is so many deviations of a single value
 FIRST_BLOCK, LAG = 16, 8  # values of the first block; lags up to an eighth of a block
+ELEMENTS = 1000  # of which a share is, at least: a step of more than 1/1000 is no count of one
+FEW = 30  # elements that are counted on average up to which their own steps, mostly equal, do not show the noise of counting
 EARLY = 130  # steps that tell whether the runs share their batches
 TOGETHER = 0.5  # correlation from which they do
 
@@ -336,6 +338,8 @@ def _apart(
     floor = np.zeros(len(steps))
     for repeat in others:
         floor = np.maximum(floor, _repeated(one, np.log(np.where(repeat > 0, repeat, np.nan)) if logarithmic else repeat))
+    if kind.share:
+        floor = np.maximum(floor, _counting(b, c))
     noise = np.maximum(noise, floor)
     away = np.nan_to_num(difference / noise, nan=0.0, posinf=math.inf, neginf=-math.inf)
     away = np.where(np.isinf(b) & np.isinf(c), 0.0, np.where(np.isinf(c) & ~np.isinf(b), math.inf, away))
@@ -463,6 +467,25 @@ def _power(values: NDArray[np.float64]) -> float:
     if len(lags) < 3 or min(middles) <= 0:
         return 0.5
     return float(np.clip(np.polyfit(np.log(lags), np.log(middles), 1)[0], 0.0, 1.0))
+
+
+@np.errstate(invalid="ignore")
+def _counting(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far apart shares of few elements may be around each step, for counting alone: six deviations of the difference of
+    two binomial shares ``p`` of ``n`` elements, ``sqrt(2 p (1 - p) / n)`` (Feller, An Introduction to Probability Theory, vol. 1,
+    chapter VI). ``p`` is the mean of both runs in `FIRST_BLOCK` steps on either side, with one element more, so that none has noise,
+    too (Laplace's rule of succession). Shares are whole multiples of ``1 / n``: the smallest step between those that were seen tells
+    it, and one of few elements is larger than that, which makes the noise no smaller. Zero where more than `FEW` are counted."""
+    both = np.concatenate([one, other])
+    steps = np.diff(np.unique(np.r_[0.0, both[np.isfinite(both)]]))
+    each = float(min(steps[steps > EXACT], default=1.0))
+    if each > 1 / ELEMENTS:
+        return np.zeros(len(one))
+    middle = np.where(np.isfinite(one + other), (one + other) / 2, 0.0)
+    width = min(2 * FIRST_BLOCK + 1, len(middle))
+    wide = np.pad(middle, (width // 2, (width - 1) // 2), mode="edge")
+    share = sliding_window_view(wide, width).mean(axis=1) + each
+    return np.where(share <= (FEW + 1) * each, OWN_NOISE * np.sqrt(2 * share * (1 - share) * each), 0.0)
 
 
 def _changes(values: NDArray[np.float64]) -> NDArray[np.float64]:

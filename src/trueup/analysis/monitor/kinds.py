@@ -23,6 +23,7 @@ class Kind(toml.Table):
     settled: Settled = ""
     absent: float | None = None
     remembers: int = 0
+    share: bool = False
     ranks: Literal["mean", "largest", "sum", "none"] = "mean"
 
 
