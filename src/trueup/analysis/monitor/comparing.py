@@ -471,11 +471,11 @@ def _power(values: NDArray[np.float64]) -> float:
 
 @np.errstate(invalid="ignore")
 def _counting(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far apart shares of few elements may be around each step, for counting alone: six deviations of the difference of
-    two binomial shares ``p`` of ``n`` elements, ``sqrt(2 p (1 - p) / n)`` (Feller, An Introduction to Probability Theory, vol. 1,
-    chapter VI). ``p`` is the mean of both runs in `FIRST_BLOCK` steps on either side, with one element more, so that none has noise,
-    too (Laplace's rule of succession). Shares are whole multiples of ``1 / n``: the smallest step between those that were seen tells
-    it, and one of few elements is larger than that, which makes the noise no smaller. Zero where more than `FEW` are counted."""
+    """Return how far apart shares of few elements may be around each step, for counting alone: six deviations of the difference
+    of two binomial shares ``p`` of ``n`` elements, ``sqrt(2 p (1 - p) / n)`` (Feller, An Introduction to Probability Theory, vol.
+    1, chapter VI). ``p`` is the mean of both runs in `FIRST_BLOCK` steps on either side, with one element more, so that none has
+    noise, too (Laplace's rule of succession). Shares are whole multiples of ``1 / n``: the smallest step between those that were
+    seen tells it; where that is a step of several elements, the noise is larger. Zero where more than `FEW` are counted."""
     both = np.concatenate([one, other])
     steps = np.diff(np.unique(np.r_[0.0, both[np.isfinite(both)]]))
     each = float(min(steps[steps > EXACT], default=1.0))
