@@ -358,7 +358,7 @@ FAULTS: dict[str, Fault] = {
     "bias-each-rank": Fault(BiasEachRank, "packed", "a row-parallel bias, each rank's", ("the bias of layers.3.gated.down",)),
     "summed-again": Fault(SummedAgain, "packed", "a row-parallel sum made twice", ("2 times in a step",)),
     "summed-narrowly": Fault(SummedNarrowly, "dense", "torch: bf16_compress_hook", ("travel in bfloat16",)),
-    "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("layers.3.gated.down is cut as in the baseline, and a piece is held twice",)),
+    "same-shard": Fault(SameShard, "packed", "pytorch/pytorch#102280", ("and a piece is held twice",)),
     "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("differ (layers.3.gated.both.weight",)),
     "loss-times-ranks": Fault(LossTimesRanks, "packed", f"{MEGATRON}#906", (TWICE,)),
     "norm-not-reduced": Fault(NormNotReduced, "packed", f"{MEGATRON}#1446", ("the gradient of norm.weight differs",), True),
