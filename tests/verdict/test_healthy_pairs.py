@@ -79,7 +79,32 @@ def scaled(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     return model, loss
 
 
-MODELS = {"pictures": pictures, "half": half, "scaled": scaled}
+class Attention(nn.Module):  # type: ignore[misc]
+    """An attention whose three products are linear layers, or written by hand."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.query, self.key, self.value = kind, *(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = self.query, self.key, self.value
+        by_hand = self.kind.startswith("einsum")
+        q, k, v = (torch.einsum("btd,od->bto", x, of.weight) + of.bias if by_hand else of(x) for of in layers)
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+
+def attending(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Return a model whose keys have a bias, of which the gradient is rounding alone."""
+    dtype = torch.bfloat16 if kind.endswith("bfloat16") else torch.float32
+    model = nn.Sequential(nn.Linear(8, 16), Attention(kind), nn.Linear(16, 5)).to(dtype)
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(4, 6, 8).to(dtype)).float().mean(1), torch.randint(0, 5, (4,)))
+
+    return model, loss
+
+
+MODELS = {"pictures": pictures, "half": half, "scaled": scaled, "attending": attending}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +130,8 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
                 with torch.no_grad() if fault else nullcontext():
                     if fault == ["unseen"]:
                         model[1].weight.grad.numpy()[:] *= 1.5
+                    if fault == ["scaled"]:
+                        model[1].value.weight.grad.mul_(1.5)
                     if fault == ["moved"]:
                         model[-1].bias.data.numpy()[:] += 2e-3
                 scaler.step(optimizer)
@@ -124,6 +151,10 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     ("scaled/einsum", "scaled/hand", "all", "aligned"),
     ("scaled/einsum", "scaled/hand", "module", "aligned"),
     ("scaled/einsum", "scaled/hand/unseen", "all", "deviates"),
+    ("attending/linear bfloat16", "attending/einsum bfloat16", "api", "aligned"),
+    ("attending/linear bfloat16", "attending/einsum bfloat16/scaled", "api", "deviates"),
+    ("attending/linear", "attending/einsum", "all", "aligned"),
+    ("attending/linear", "attending/einsum/scaled", "all", "deviates"),
 ])  # fmt: skip
 def test_what_is_right_is_not_blamed_and_what_is_wrong_is(
     captured: Capture, baseline: str, candidate: str, level: str, verdict: str

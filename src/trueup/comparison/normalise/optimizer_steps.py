@@ -143,17 +143,18 @@ def _as_before(stream: Stream, capture: Capture) -> set[Place]:
 
 
 def _match(baseline: Step, candidate: Step, streams: tuple[Stream, Stream]) -> bool:
-    """Give the candidate's parameters and states the baseline's names; return whether the two have parameters in common. Where
-    scopes have other names the n-th parameter is the n-th, if all have the same shapes. A state is the one nearest to it."""
+    """Give the candidate's parameters and states the baseline's names; return whether the two have parameters in common. Of
+    parameters with other names, in other scopes or read by other functions, the n-th is the n-th if all have the same shapes. A
+    state is the one nearest to it."""
     first, second = baseline.updates, candidate.updates
-    if not first.keys() & second.keys():
-        shapes = [
-            [int(stream.shapes.squeezed[update.after]) for update in side.values()]
-            for stream, side in zip(streams, (first, second), strict=True)
-        ]
-        if shapes[0] != shapes[1]:
-            return False
-        candidate.updates = second = dict(zip(first, second.values(), strict=True))
+    alone = [name for name in first if name not in second], [name for name in second if name not in first]
+    sides = zip(streams, (first, second), alone, strict=True)
+    shapes = [[int(stream.shapes.squeezed[side[name].after]) for name in names] for stream, side, names in sides]
+    if shapes[0] == shapes[1]:
+        named = dict(zip(alone[1], alone[0], strict=True))
+        candidate.updates = second = {named.get(name, name): update for name, update in second.items()}
+    elif not first.keys() & second.keys():
+        return False
     if not baseline.counters or not candidate.counters:  # one of them counts in Python
         baseline.counters, candidate.counters = [], []
     for name in first.keys() & second.keys():

@@ -111,12 +111,12 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         if drawn and not finding.scope and _sized(setting, finding):  # weights are drawn where their module is built
             return True
         inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
-        if setting.severity == "may":
-            return inside and _given(setting, finding)
         if setting.name == "training" and lacks_tensor(finding):  # no mode decides which tensors a call is given
             return False
         drawn = drawn if setting.name == "training" else _is_resized(finding)
         itself = (finding.level, finding.phase) == ("module", "forward") and finding.scope in setting.places
+        if setting.severity == "may":
+            return inside and (itself or _given(setting, finding))
         itself = itself and setting.name not in (SIZES | {"class"})  # as layouts have them, too
         return inside and finding.phase != "optimizer" and (otherwise or drawn or itself)
     if setting.group == "seed":

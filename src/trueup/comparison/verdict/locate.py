@@ -83,7 +83,9 @@ def locate(
     origins.parted |= bool(lacking)  # each step lacks them again
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
-    came = [(judged, slot) for judged, slot in origins.follow(tree, regions.flow) if not excused.reader(judged, slot)]
+    exits = {(judged.call.candidate.seq, error.slot) for region in regions.found for judged, error, _ in region.exits}  # judged
+    followed = [found for found in origins.follow(tree, regions.flow) if (found[0].call.candidate.seq, found[1]) not in exits]
+    came = [(judged, slot) for judged, slot in followed if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = len(excused.rewritten[0]), len(excused.rewritten[1])
     part.stale = None if forced or criterion.limits else stale(tree, origins.made)
@@ -339,14 +341,12 @@ def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
             return n, use
     if entries and len(entries) <= MOST_ENTRIES and receives(stream):
         part.replaced = entries[0]
-        part.unexplained = [found for found in part.unexplained if not _is_only_moved(*found, tree)]
+        made = [stream.producer_of(judged.call.slots[slot].candidate) for judged, slot in part.unexplained]
+        uses = (use_of(stream, stream.find(judged.call.candidate.seq)) for judged, _ in part.unexplained)
+        seen = zip(part.unexplained, uses, made, strict=True)
+        part.unexplained = [found for found, use, by in seen if by is not None or use != "moved"]
         return NONE, "moved"
     return entries[0] if entries else NONE, "moved"
-
-
-def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
-    stream, k = tree.streams[1], judged.call.slots[slot].candidate
-    return stream.producer_of(k) is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream], origins: Origins) -> list[Suspect]:

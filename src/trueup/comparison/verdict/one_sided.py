@@ -260,7 +260,7 @@ class Lasting:
         found, error = self._between((side, k), best)
         ends = [(side, int(mine.call[k])), (1 - side, int(other.call[best]))]
         if all(self.regions.loose[of][call] for of, call in ends):
-            limit = granted(found, [(error, ends)], self.criterion, self.parts)[0][1]
+            limit = granted(found, [(None, error, ends)], self.criterion, self.parts)[0][1]
         else:
             limit = explained(self.criterion.rows[-1], found.unit, max(map(len, found.calls)), found.worst)
         return error.relative if found.known and error.relative <= limit else None

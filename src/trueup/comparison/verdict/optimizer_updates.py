@@ -49,11 +49,12 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
     stream = errors.streams[1]
     names = errors.streams[0].names.names
     step = stream.names.number(STEP)
-    place = np.flatnonzero(stream.op[errors.calls[1][errors.pair[outputs]]] == step)
+    of_step = stream.op[errors.calls[1][errors.pair]] == step
+    place = np.flatnonzero(of_step[outputs])
     if not len(place):
         return own, expected
     own, expected = own.copy(), expected.copy()
-    entries = {(int(errors.pair[n]), names[int(errors.names[n])]): n for n in _entries(errors, step)}
+    entries = {(int(errors.pair[n]), names[int(errors.names[n])]): n for n in np.flatnonzero(of_step).tolist()}
     given = _given(errors, entries)
     worst = _worst_gradients(errors)
     flipped: dict[int, dict[int, float]] = defaultdict(dict)
@@ -136,11 +137,6 @@ def _given(errors: Errors, entries: dict[tuple[int, str], int]) -> dict[tuple[in
         if (kind == "gradient" or (kind == "input" and state)) and not np.isnan(errors.relative[n]):
             found[pair, weight] = max(found.get((pair, weight), 0.0), float(errors.relative[n]))
     return found
-
-
-def _entries(errors: Errors, step: int) -> list[int]:
-    calls = errors.streams[1].op[errors.calls[1][errors.pair]] == step
-    return list(np.flatnonzero(calls).tolist())
 
 
 def _worst_gradients(errors: Errors) -> dict[int, float]:
@@ -226,24 +222,25 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     unit = errors.roundoffs[0][entry]
     floor = 2 * ROUNDINGS * unit * errors.norm[entry]  # of the weight before and after
     when = weights.step[later + 1]
-    begins = np.searchsorted(errors.streams[1].step[errors.calls[1]], when)
-    largest = before[begins]
+    largest = before[np.searchsorted(errors.streams[1].step[errors.calls[1]], when)]
     signs = tree.verdicts.criterion.row(STEP, "module", "optimizer").factor * (largest + np.sqrt(largest))  # as in one that is seen
     explained = np.where(largest > 0, np.maximum(SHARED, signs), 0.0)
     _, of, count = np.unique(when, return_inverse=True, return_counts=True)
     alike = apart > CANCELLED * largest * size + floor  # signs make the update of few weights another one
     wrong = (apart > explained * size + floor) | (alike & (2 * np.bincount(of, alike) > count)[of])
+    numel = errors.streams[0].numel[errors.slots[0][entry]]
     if not wrong.any():
         lengths = np.stack([size, np.linalg.norm(second, axis=1)])
-        numel = errors.streams[0].numel[errors.slots[0][entry]]
         with np.errstate(all="ignore"):
             roundings = numel * (lengths.max(axis=0) / (2 * unit * errors.norm[entry])) ** 2
         chosen = _longer(when, lengths, apart, np.nan_to_num(roundings), largest)
         return Updated(entry[chosen], entry, sure=False, wrong=int(chosen.sum()), total=int(chosen.sum()))
     of = when == when[wrong].min()
     whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
-    clean = bool((largest[of] == 0).all())
-    sure, chosen = clean or whole > float(explained[of].max()) * moved, of & wrong
+    clean, chosen = bool((largest[of] == 0).all()), of & wrong
+    # No backward call is here: what it rounds differently may be all there is of a gradient that moves a weight less than others.
+    here, typical = float(np.linalg.norm((size + apart)[chosen])), moved * math.sqrt(numel[chosen].sum() / numel[of].sum())
+    sure = (clean and CANCELLED * here > typical) or whole > max(SHARED, float(explained[of].max())) * moved
     return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]), clean)
 
 
@@ -275,9 +272,8 @@ def why(slot: str, updated: Updated | None) -> tuple[Reason, ...]:
         return ()
     if updated is None or not updated.wrong:
         return (Why.WEIGHTS_UNSEEN(),)
-    wrong, total = updated.wrong, updated.total
-    if wrong < total or wrong == 1:
-        return Why.SOME_MOVED(wrong, total), Why.WEIGHTS_UNSEEN()
+    if (wrong := updated.wrong) < updated.total or wrong == 1:
+        return Why.SOME_MOVED(wrong, updated.total), Why.WEIGHTS_UNSEEN()
     return Why.ALL_MOVED(wrong) if math.isnan(updated.times) else Why.MOVED_TIMES(wrong, updated.times), Why.WEIGHTS_UNSEEN()
 
 
@@ -298,19 +294,13 @@ def agreeing(tree: Tree) -> tuple[Numbers, float] | None:
     """Return what the optimizer reads and makes, if all agrees by what rounding makes of a whole step, and what its elements may be
     off by alike; None where it was not recorded, or a call of it has no counterpart. A gradient of which little is left, as that
     of a bias of keys, may be off by as much as others of its shape that the same operator gets or makes."""
-    at, errors, (first, stream) = _accumulated(tree), tree.verdicts.errors, tree.streams
+    errors, (first, stream) = tree.verdicts.errors, tree.streams
+    optimizer = [side.during("optimizer") for side in tree.streams]
+    alone = any(side[calls].any() for side, calls in zip(optimizer, tree.unmatched, strict=True))
+    at = np.flatnonzero((errors.inputs | errors.outputs) & optimizer[1][errors.calls[1]][errors.pair] & ~np.bool_(alone))
     own, biased = unrecorded(tree.verdicts.criterion, float(first.names.table(roundoff)[first.dtype].max(initial=0.0)))
     agree = errors.relative[at] <= min(own * math.sqrt(max(map(len, tree.streams))), HALF)
     slots, off = errors.slots[1][at], np.where(agree, np.fmax(errors.absolute[at], errors.unit[at] * errors.norm[at]), 0.0)
     _, kind = np.unique(np.stack([stream.op[stream.call[slots]], stream.shapes.squeezed[slots]]), axis=1, return_inverse=True)
     little = errors.absolute[at] <= CANCELLED * most(off, kind := kind.reshape(-1), len(at))[kind]
     return (at[agree], biased) if len(at) and (agree | little).all() else None
-
-
-def _accumulated(tree: Tree) -> Numbers:
-    """Return what the calls of the optimizer read and make; nothing if one of them has no counterpart."""
-    errors, names = tree.verdicts.errors, tree.streams[1].names
-    optimizer = [stream.phase == names.number("optimizer") for stream in tree.streams]
-    alone = any(side[calls].any() for side, calls in zip(optimizer, tree.unmatched, strict=True))
-    at = (errors.inputs | errors.outputs) & optimizer[1][errors.calls[1]][errors.pair]
-    return np.flatnonzero(at & ~np.bool_(alone))

@@ -21,7 +21,7 @@ from trueup.comparison.graph.streams import NONE, Alignment, Numbers, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.verdict.judge import judge
 from trueup.foundation.facts.criteria import Criterion, Row
-from trueup.foundation.facts.slots import SINGLE, is_input, is_output, roundoff
+from trueup.foundation.facts.slots import SINGLE, is_incoming_gradient, is_input, is_output, roundoff
 from trueup.foundation.store.declared import Precision
 
 BRANCHES = ("branch", "pole", "sign")  # kinds of rows by which a small error of a few inputs may change all of an element
@@ -62,11 +62,21 @@ class Parts:
         found = [self._found[call] for call in ends]
         return Grant(max((one.own for one in found), default=0.0), max((one.gain for one in found), default=1.0))
 
-    def cancels(self, k: int) -> float:
-        """Return times what its call grants its best result the one is granted that a slot holds: of a sum, little may be left."""
-        call, made = int(self.stream.producers[k]), list(self.flow.parts(k))
-        made = made or ([] if call == NONE else [self.stream.slots(call).get(int(self.stream.producer_slot[k]), NONE)])
-        return max((self._slots.get(j, 1.0) for j in made), default=1.0)
+    def cancels(self, k: int) -> tuple[float, float]:
+        """Return times what its call grants its best result the one is granted that a slot holds, and times the errors of what goes
+        in that is off by: of a sum, as of the gradient of a bias, little may be left but the errors of its terms."""
+        stream, found = self.stream, [(1.0, 1.0)]
+        call, made = int(stream.producers[k]), list(self.flow.parts(k))
+        for j in made or ([] if call == NONE else [stream.slots(call).get(int(stream.producer_slot[k]), NONE)]):
+            row = self._own.get(int(stream.call[j]), (0.0, None))[1]
+            if row is not None and row.own == "exact":  # a view of it, or a copy
+                found += map(self.cancels, stream.slots_of(int(stream.call[j]), is_input).tolist())
+            elif row is not None and j != NONE:
+                sums = row.own == "reduction"
+                read = stream.slots_of(int(stream.call[j]), is_input if sums else is_incoming_gradient)
+                its = read[(stream.numel[read] > stream.numel[j]) & (sums or stream.shapes.ndim[j] == 1)]
+                found.append((self._slots.get(j, 1.0), float(stream.norms[its].max(initial=0.0)) / (stream.norms[j] or np.inf)))
+        return max(one for one, _ in found), max(one for _, one in found)
 
     def rows(self, calls: Iterable[int]) -> list[Row]:
         """Return the criterion's rows of some of the calls."""

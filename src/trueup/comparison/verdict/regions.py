@@ -484,7 +484,7 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
     """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
-    limits = granted(region, [(error, makers) for _, error, makers in region.exits], criterion, parts)
+    limits = granted(region, region.exits, criterion, parts)
     errors = np.array([error.relative for _, error, _ in region.exits])
     at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
     (exit_judged, error, starts), (own, expected) = region.exits[at], limits[at]
@@ -539,7 +539,7 @@ def is_part_of(region: Region, other: Region) -> bool:
 
 
 def granted(
-    region: Region, exits: Iterable[tuple[Distance, list[Call]]], criterion: Criterion, parts: tuple[Parts, Parts]
+    region: Region, exits: Iterable[tuple[object, Distance, list[Call]]], criterion: Criterion, parts: tuple[Parts, Parts]
 ) -> list[tuple[float, float]]:
     """Return, by exit, the relative error that rounding makes in a run up to it, and with what the worst of its sources explains.
     What its parts grant, carried through the run, and no more than the row for what has no name."""
@@ -551,16 +551,16 @@ def granted(
     for side, its in zip(parts, calls, strict=True) if not flat else ():
         side.of(None, its)
         rows += side.rows(its)
-    for error, starts in exits:
+    for _, error, starts in exits:
         worst, unit = region.worst_of(starts), max(coarsest, roundoff(region.tree.streams[0].dtype_of(error.baseline)))
         own, most = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
         if rows:
             sides = [parts[side].of([c for s, c in starts if s == side], set()) for side in (0, 1)]
-            cancels = max(parts[side].cancels(k) for side, k in enumerate((error.baseline, error.candidate)))
-            carried = max(r.factor for r in rows) * max(side.gain for side in sides) * worst
+            cancels, summed = np.max([parts[n].cancels(k) for n, k in enumerate((error.baseline, error.candidate))], axis=0)
+            carried = max(r.factor for r in rows) * max(side.gain for side in sides) * summed * worst
             passed = most - own if math.isfinite(most) else math.inf
-            own = cancels * min(own, math.hypot(*(side.own for side in sides)))
-            most = own + passed if any(r.carry in BRANCHES for r in rows) else min(cancels * most, own + carried)
+            own = min(max(cancels, summed) * own, cancels * math.hypot(*(side.own for side in sides)))
+            most = own + passed if any(r.carry in BRANCHES for r in rows) else min(max(cancels, summed) * most, own + carried)
         found.append((own, most))
     return found
 

@@ -60,9 +60,8 @@ class Reconvergence:
         """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
         if self.never:
             return False
-        read = [(error, makers) for _, error, makers in region.exits]
-        exits = zip(read, granted(region, read, self.criterion, parts), strict=True)
-        wrong = {(error.baseline, error.candidate): error.relative for (error, _), its in exits if not error.relative <= its[1]}
+        exits = zip(region.exits, granted(region, region.exits, self.criterion, parts), strict=True)
+        wrong = {(error.baseline, error.candidate): error.relative for (_, error, _), its in exits if not error.relative <= its[1]}
         return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.agreed, wrong)
 
     def pair(self, pair: int, slot: str | None = None) -> bool:
