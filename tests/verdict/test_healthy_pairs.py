@@ -104,7 +104,53 @@ def attending(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     return model, loss
 
 
-MODELS = {"pictures": pictures, "half": half, "scaled": scaled, "attending": attending}
+class Quantised(nn.Module):  # type: ignore[misc]
+    """The nearest of some vectors; the gradient goes past them, or is lost."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.book = kind, nn.Embedding(16, 8)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.book((z[:, None] - self.book.weight).square().sum(-1).argmin(-1))
+        loss = F.mse_loss(q, z.detach()) + F.mse_loss(z, q.detach()) / 4
+        return (q if self.kind == "lost" else z + (q - z).detach()), loss
+
+
+def quantised(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = nn.ModuleList([nn.Linear(10, 8), Quantised(kind), nn.Linear(8, 10)])
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(20, 10)
+        q, loss = model[1](model[0](x))
+        return F.mse_loss(model[2](q), x) + loss
+
+    return model, loss
+
+
+def integrated(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Return a model between the steps of an integration, of which the terms are added in one order or another."""
+    model, h = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), 0.1
+
+    def loss(model: nn.Module) -> Tensor:
+        y = torch.randn(7, 6)
+        for _ in range(2):
+            first = model(y)
+            second = model(y + h / 2 * first)
+            third = model(y + h / 2 * second)
+            last = model(y + h * third)
+            if kind == "in order":
+                y = y + h / 6 * (first + 2 * second + 2 * third + last)
+            else:
+                y = y + h / 6 * (first + last) + h / 3 * (second + third)
+        return y.square().mean()
+
+    return model, loss
+
+
+MODELS = {
+    "pictures": pictures, "half": half, "scaled": scaled, "attending": attending, "quantised": quantised, "integrated": integrated,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +200,8 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     ("attending/linear bfloat16", "attending/einsum bfloat16", "api", "aligned"),
     ("attending/linear bfloat16", "attending/einsum bfloat16/scaled", "api", "deviates"),
     ("attending/linear", "attending/einsum", "all", "aligned"),
+    ("quantised/past", "quantised/lost", "all", "inconclusive"),
+    ("integrated/in order", "integrated/grouped", "all", "aligned"),
     ("attending/linear", "attending/einsum/scaled", "all", "deviates"),
 ])  # fmt: skip
 def test_what_is_right_is_not_blamed_and_what_is_wrong_is(

@@ -60,7 +60,7 @@ ROOM = 1.5
 """Times a number that was estimated from two sketches, each within about 18 %."""
 
 CANCELLED = 100.0
-"""Times the largest error seen before that a sum of gradients may have; it may cancel, and move a weight so much less than others."""
+"""Times the largest error seen before that a sum of gradients may have, for it may cancel; then it moves a weight so much less."""
 
 NESTED = 1000.0
 """The same for a call and the largest error inside it, where it adds up several sums of that kind."""

@@ -25,6 +25,7 @@ from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
+from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
@@ -175,8 +176,8 @@ class Comparison:
             Why.MISSING(*self.holes[0]) if self.holes else None,
             *fragments(self.captures, SIDES),
             Why.FILTERS(*self.overlap.filters, one_sided) if self.overlap.filters and one_sided else None,
-            self._losses_apart(),
             *self.unexplained[:1],
+            self._losses_apart(),
         )
         return [reason for reason in found if reason is not None]
 
@@ -306,9 +307,9 @@ class Comparison:
         updated = self.origins[part.rank].updated
         if updated is not None and not updated.sure and is_weight(slot):
             return Why.NOISY(*what, Why.SHOWS_OPTIMIZER(finer))
-        inside = (call.parent is not None or call.phase == "backward") and self.overlap.levels == ["module"]  # behind the loss
+        behind = self.overlap.levels == ["module"] and (call.parent is not None or call.phase == "backward" or has(call.op, "loss"))
         everything = self.steps[0] == 0 and all(recorded[part.rank].whole for recorded in self.recorded)
-        return Why.UNSEEN(*what, Why.SHOWS_BETWEEN(finer) if inside else Why.LOOK_BACK() if everything else Why.ALL_PHASES())
+        return Why.UNSEEN(*what, Why.SHOWS_BETWEEN(finer) if behind else Why.LOOK_BACK() if everything else Why.ALL_PHASES())
 
     def _twice(self, part: Part) -> list[Reason]:
         first, second = part.streams

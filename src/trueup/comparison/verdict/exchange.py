@@ -212,9 +212,7 @@ def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[
 def _members(spoken: Spoken) -> list[int] | None:
     """Return the ranks whose inputs make the result."""
     root, ranks = (spoken.arguments.get(name) for name in ("root", "ranks"))
-    if isinstance(root, int) and has(spoken.op, "from-root"):
-        return [root]
-    return ranks_of(ranks)
+    return [root] if isinstance(root, int) and has(spoken.op, "from-root") else ranks_of(ranks)
 
 
 def from_root(stream: Stream) -> Array:

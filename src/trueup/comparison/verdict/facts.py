@@ -97,9 +97,7 @@ class Facts:
             return FUNCTIONS.get(op)
         given = [self.streams[side].given(int(self.errors.calls[side][pair])) for side in (0, 1)]
         numbers = [value for value in given[1].values() if isinstance(value, (int, float)) and not isinstance(value, bool)]
-        if given[0] != given[1] or len(numbers) != 1:
-            return None
-        return lambda x: signs[0] * x + signs[1] * numbers[0]
+        return None if given[0] != given[1] or len(numbers) != 1 else lambda x: signs[0] * x + signs[1] * numbers[0]
 
     def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
         """Ask a backward, which gets the gradient first."""

@@ -88,7 +88,7 @@ def locate(
     came = [(judged, slot) for judged, slot in followed if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = len(excused.rewritten[0]), len(excused.rewritten[1])
-    part.stale = None if forced or criterion.limits else stale(tree, origins.made)
+    part.stale = None if forced or criterion.limits else stale(tree, origins.made, excused.holds)
     part.narrowed = None if forced or criterion.limits else siblings.narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
@@ -187,8 +187,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if verdicts.errors.all_same:
         return origins.passes(tree)
     quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not siblings.unlike(tree)
-    quiet = quiet and not denormalised(tree, criterion) and siblings.narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
-    return quiet and not overwritten(tree, criterion) and origins.passes(tree)
+    quiet = quiet and not denormalised(tree, criterion) and siblings.narrowed(tree) is None
+    return quiet and not (stale(tree, lambda _: 0.0, lambda _: False) or overwritten(tree, criterion)) and origins.passes(tree)
 
 
 def _unmatched(

@@ -44,12 +44,12 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     return [(int(errors.pair[n]), names[errors.names[n]]) for n in at[~np.array(seen, bool)].tolist()]
 
 
-def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | None:
+def stale(tree: Tree, made: Callable[[int], float | None], excused: Callable[[int], bool]) -> tuple[int, int] | None:
     """Return the first entry of a forward that the candidate reads from an earlier step, where it agreed, and that step. The
     baseline's was made in this step. A table that both need once, and one of them keeps, differs as little as when it was made:
-    ``made`` is the largest relative error of the results of a compared call of an earlier step, None where there is none."""
-    errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
-    least = tree.verdicts.criterion.input_units * SINGLE
+    ``made`` is the largest relative error of the results of a compared call of an earlier step, None where there is none. Pairs
+    that are ``excused`` are no counterparts."""
+    errors, (baseline, candidate), least = tree.verdicts.errors, tree.streams, tree.verdicts.criterion.input_units * SINGLE
     apart = np.flatnonzero(errors.inputs & (errors.relative > least))
     if not len(apart) or tree.is_foreign:
         return None
@@ -60,7 +60,7 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
     for n in apart[forward & anew & earlier].tolist():
         maker = int(candidate.producer[errors.slots[1][n]])
         before = made(maker)
-        if before is not None and errors.relative[n] > 2 * before + least:
+        if before is not None and errors.relative[n] > 2 * before + least and not excused(int(errors.pair[n])):
             return n, maker
     return None
 
