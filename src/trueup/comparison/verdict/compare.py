@@ -176,8 +176,8 @@ class Comparison:
             Why.MISSING(*self.holes[0]) if self.holes else None,
             *fragments(self.captures, SIDES),
             Why.FILTERS(*self.overlap.filters, one_sided) if self.overlap.filters and one_sided else None,
-            *self.unexplained[:1],
             self._losses_apart(),
+            *self.unexplained[:1],
         )
         return [reason for reason in found if reason is not None]
 

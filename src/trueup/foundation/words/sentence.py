@@ -399,7 +399,8 @@ def _inconclusive(
         step = step.partition(", or")[0] if "module" in levels else COARSER if levels <= {"aten"} else step
     else:
         noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
-        step = (what_and_next(first)[1] if isinstance(first, Reason) else "") or (EXACT if otherwise.exact else FINER)
+        told = [what_and_next(note)[1] for note in notes[:2] if isinstance(note, Reason)]  # of losses the call that reads them tells
+        step = next(filter(None, told), EXACT if otherwise.exact else FINER)
     rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
     head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
     if head and otherwise.settings:
