@@ -83,7 +83,7 @@ class _Judge:
         # What one run alone adds inside a call to a gradient that it is given is no input: the other run's is all that it is given.
         places = zip(errors.streams, errors.slots, errors.calls, strict=True)
         inside, other = (stream.producers[slots[entry]] > calls[errors.pair[entry]] for stream, slots, calls in places)
-        known = ~np.isnan(errors.absolute[entry]) & (inside == other)
+        known, added = ~np.isnan(errors.absolute[entry]) & (inside == other), {*owner[inside != other].tolist()}
         unmeasured = np.bincount(owner[~known], minlength=self.count) > 0
         if self.explain:
             given = np.bincount(errors.pair[self.names.table(is_incoming_gradient)[errors.names]], minlength=self.count)
@@ -104,15 +104,14 @@ class _Judge:
         else:
             granted = self._granted(owner, entry, outputs, discrete | unmeasured, error_in)
         relative, pair = granted.error, errors.pair[outputs]
-        unrecorded = Reason(Why.UNRECORDED, (self.criterion.name,))
-        incomparable = self._not_compared() | dict.fromkeys(errors.pair[open_].tolist(), unrecorded)
+        unrecorded = dict.fromkeys(errors.pair[open_].tolist(), Reason(Why.UNRECORDED, (self.criterion.name,)))
         ties, open_choices = self._ties(outputs)
         granted.expected[ties] = np.inf
-        incomparable |= open_choices
+        incomparable = self._not_compared() | unrecorded | open_choices
         over = excess(relative, granted.expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         unseen = over & ~explained & unmeasured[pair]
-        incomparable |= dict.fromkeys(pair[unseen].tolist(), Reason(Why.INPUTS))
+        incomparable |= {at: Reason(Why.ADDED_INSIDE if at in added else Why.INPUTS) for at in pair[unseen].tolist()}
         expected = np.where(explained | unseen, np.inf, granted.expected)
         incomparable |= self._one_sided()
         unsized = self._unsized(outputs, error_in)

@@ -35,6 +35,7 @@ class Why(Enum):
     # of a call that was not compared
     UNRECORDED = auto()  # name of the criterion, which asks for elements
     INPUTS = auto()  # the result differs, and an input was not measured
+    ADDED_INSIDE = auto()  # the result differs, and one run alone adds to a gradient that the call is given while it runs
     SOURCES = auto()  # what a run of calls without counterpart reads was not all compared
     ONE_SIDED = auto()  # slots that only one side has
     TIES = auto()  # indices differ that a call chose, perhaps among equal values

@@ -39,6 +39,8 @@ WORDS = {
     # of a call that was not compared
     Why.UNRECORDED: "criterion {0} asks for what was not recorded",
     Why.INPUTS: "its result differs, and not all of its inputs were measured",
+    Why.ADDED_INSIDE: "its result differs, and in one run alone it computes with the tensor that it returns: the gradient that it "
+    "is given there is another sum",
     Why.SOURCES: "not all of its sources were compared",
     Why.ONE_SIDED: "only one side has {0}",
     Why.TIES: "its indices differ, and where values tie the choice is open",

@@ -392,6 +392,8 @@ def _inconclusive(
         step = UNTIED if ties else f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
         if isinstance(first, Reason) and any(map(first.involves, (Why.SHAPES, Why.ONE_SIDED))):
             step = "look at that call in both runs: more detail says no more of tensors that only one of them has"
+        elif isinstance(first, Reason) and first.involves(Why.ADDED_INSIDE):
+            step = "look at what that module returns in both runs: the tensor that it computes with, or another one"
     elif missing:
         because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
         levels = {finding.level for finding in unmatched}
@@ -399,7 +401,7 @@ def _inconclusive(
         step = step.partition(", or")[0] if "module" in levels else COARSER if levels <= {"aten"} else step
     else:
         noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
-        told = [what_and_next(note)[1] for note in notes[:2] if isinstance(note, Reason)]  # of losses the call that reads them tells
+        told = [what_and_next(note)[1] for note in notes[:2] if isinstance(note, Reason)]  # of a loss who reads it tells
         step = next(filter(None, told), EXACT if otherwise.exact else FINER)
     rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
     head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
