@@ -160,12 +160,12 @@ def _slot(row: Mapping[str, Any], rename: Callable[[str], str]) -> str:
 
 
 def tops(calls: Calls) -> dict[int, int]:
-    """Return the outermost call around each kept forward call, by ``seq``."""
+    """Return the outermost recorded call around each kept forward call, by ``seq``."""
     found: dict[int, int] = {}
     for key, call in calls.kept.items():
         if key[0] not in ("backward", "optimizer"):
             at, up = call.seq, call.parent
-            while up is not None:
+            while up is not None and up in calls.head:
                 at, up = up, calls.kept[calls.keys[up]].parent if up in calls.keys else calls.outer.get(up)
             found[call.seq] = at
     return found
