@@ -17,6 +17,7 @@ import functools
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -39,6 +40,11 @@ WAIT = "_c10d_functional::wait_tensor"
 
 NAMES: dict[str, list[str]] = {kind: names.split() for kind, names in FACTS["collectives"].items()}
 MODULES, PASSED = (tuple(f"{torch.__path__[0]}/{name}" for name in NAMES[kind]) for kind in ("modules", "passed"))
+
+PARTING = 0.05
+"""Seconds for which a process that leaves its group lets other threads run. A thread of the backend (gloo's, PyTorch 2.13) still
+lets go of the last communication, and of our mode with it, for which it needs the interpreter's lock; the group's destructor holds
+that while it waits for the thread: for ever."""
 
 TORCH = f"{torch.__path__[0]}/"
 OURS = __file__.rpartition("/")[0]
@@ -215,7 +221,7 @@ class Collectives:
         # `_update_default_pg` is what every way of initialising goes through (PyTorch 2.1 to 2.13).
         c10d: Any = distributed.distributed_c10d
         self._replacements = [
-            Around(c10d, "_update_default_pg", self._joining),
+            Around(c10d, "_update_default_pg", self._joining_or_leaving),
             Around(distributed.Work, "wait", self._waiting),
             Around(distributed.ProcessGroup, "_end_coalescing", self._coalescing),
             *(Around(owner, name, self._of_objects) for name in NAMES["objects"] for owner in (c10d, distributed)),
@@ -232,10 +238,12 @@ class Collectives:
             library._destroy()
         self._replacements, self._libraries = [], []
 
-    def _joining(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _joining_or_leaving(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if self._replacements and distributed.is_initialized():
             self._register()
+        elif self._replacements:
+            time.sleep(PARTING)
         return result
 
     def _register(self) -> None:
