@@ -148,8 +148,21 @@ def integrated(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     return model, loss
 
 
+def copied(kind: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Return a model whose result is taken apart and put together again many times, or is not: 2**40 ways lead back."""
+
+    def loss(model: nn.Module) -> Tensor:
+        made = model(torch.randn(4, 6))
+        for _ in range(40 if kind == "often" else 0):
+            made = torch.cat((made[:2], made[2:]))
+        return made.square().mean()
+
+    return nn.Sequential(nn.Linear(6, 6)), loss
+
+
 MODELS = {
     "pictures": pictures, "half": half, "scaled": scaled, "attending": attending, "quantised": quantised, "integrated": integrated,
+    "copied": copied,
 }  # fmt: skip
 
 
@@ -201,6 +214,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     ("attending/linear bfloat16", "attending/einsum bfloat16/scaled", "api", "deviates"),
     ("attending/linear", "attending/einsum", "all", "aligned"),
     ("quantised/past", "quantised/lost", "all", "inconclusive"),
+    ("copied/never", "copied/often", "all", "aligned"),
     ("integrated/in order", "integrated/grouped", "all", "aligned"),
     ("attending/linear", "attending/einsum/scaled", "all", "deviates"),
 ])  # fmt: skip

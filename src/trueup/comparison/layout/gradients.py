@@ -10,7 +10,7 @@ Adam makes the same of a gradient that is a factor off, so that nothing after it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,21 +108,25 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
 
 def between(first: Piece, second: Piece) -> tuple[float, float]:
     """Return which multiple of the first the second is, NaN where it is none; and their relative distance."""
-    mine, its = (np.asarray(one.load()).astype(np.float64).reshape(-1) for one in (first, second) if one.load is not None)
+    mine, its = (elements(one.load) for one in (first, second) if one.load is not None)
     return multiple(mine, its)
+
+
+def elements(load: Callable[[], Array]) -> Array:
+    """Return a piece's elements, one after the other, as float64."""
+    return np.asarray(load()).astype(np.float64).reshape(-1)
 
 
 def multiple(first: Array, second: Array) -> tuple[float, float]:
     """Return which multiple of a vector of float64 another is, NaN where it is none; and their relative distance."""
-    sides = first, second
-    if sides[0].size != sides[1].size:
+    if first.size != second.size:
         return math.nan, math.inf
-    norm = float(np.linalg.norm(sides[0]))
-    distance = float(np.linalg.norm(sides[1] - sides[0]))
+    norm = float(np.linalg.norm(first))
+    distance = float(np.linalg.norm(second - first))
     if norm == 0 or not math.isfinite(norm + distance):
         return math.nan, 0.0 if distance == 0 else math.inf
-    ratio = float(sides[0] @ sides[1]) / norm**2
-    rest = float(np.linalg.norm(sides[1] - ratio * sides[0])) / norm
+    ratio = float(first @ second) / norm**2
+    rest = float(np.linalg.norm(second - ratio * first)) / norm
     return (ratio if rest <= FACTOR * abs(ratio) else math.nan), distance / norm
 
 

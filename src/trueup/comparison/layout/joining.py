@@ -309,8 +309,7 @@ class _Joining:
                 if way is None:
                     return None, _nothing()
             ways[axis] = way
-            if way.kind != "replicated" and None not in (digests := tuple(one.digest for one in its.pieces.values())):
-                self._told.lies.setdefault(digests, {})[axis] = way
+            self._know_way(its, axis, way)
             scale = self._scale(axis, way, its)
             whole = {group[0]: put_together([held[one] for one in group], way, scale) for group in groups}
             if any(piece is None for piece in whole.values()):
@@ -319,8 +318,7 @@ class _Joining:
             held = {one: piece for one, piece in whole.items() if piece is not None}
             if way.kind == "sharded" and its.fixed and len(ways) == 1:
                 self._cut[call.key, name] = way, [its.pieces[one] for one in groups[0]]
-        if its.backward and MICRO in ways and ways[MICRO].kind == "partial":
-            self._terms[call.key, name] = its.pieces
+        self._know_terms(its, ways)
         self._look_at_masks(its)
         (piece,) = held.values()
         if piece.changed:
@@ -330,6 +328,16 @@ class _Joining:
         place = f"{number}-{name}"  # the bytes lie with another rank than the first
         self._loads[place] = piece.load
         return piece, {"payload_segment": JOINED, "payload_key": place, "payload_view": None}
+
+    def _know_way(self, its: Slot, axis: str, way: Way) -> None:
+        """Remember how bytes lie that no rank has whole, for slots that hold the same."""
+        if way.kind != "replicated" and None not in (digests := tuple(one.digest for one in its.pieces.values())):
+            self._told.lies.setdefault(digests, {})[axis] = way
+
+    def _know_terms(self, its: Slot, ways: Ways) -> None:
+        """Remember what each micro-batch adds to a gradient."""
+        if its.backward and MICRO in ways and ways[MICRO].kind == "partial":
+            self._terms[its.key, its.name] = its.pieces
 
     def _masked(self, key: Key, held: Mapping[int, Piece]) -> dict[int, Piece] | None:
         """Return the rows that ranks looked up, those of words that another rank holds as zeros; None where no bytes were kept."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.geometry import geometry_of
-from trueup.comparison.layout.gradients import multiple
+from trueup.comparison.layout.gradients import elements, multiple
 from trueup.comparison.layout.inferring import Ways
 from trueup.comparison.layout.joined import Joined
 from trueup.comparison.layout.pieces import Array, Piece, put_together
@@ -110,4 +110,4 @@ def _alone(read: Piece, terms: Sequence[Piece]) -> int | None:
 def _vector(piece: Piece) -> Array | None:
     if piece.sketch is not None:
         return piece.sketch
-    return None if piece.load is None else np.asarray(piece.load()).astype(np.float64).reshape(-1)
+    return None if piece.load is None else elements(piece.load)

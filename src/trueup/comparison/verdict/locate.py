@@ -341,12 +341,14 @@ def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
             return n, use
     if entries and len(entries) <= MOST_ENTRIES and receives(stream):
         part.replaced = entries[0]
-        made = [stream.producer_of(judged.call.slots[slot].candidate) for judged, slot in part.unexplained]
-        uses = (use_of(stream, stream.find(judged.call.candidate.seq)) for judged, _ in part.unexplained)
-        seen = zip(part.unexplained, uses, made, strict=True)
-        part.unexplained = [found for found, use, by in seen if by is not None or use != "moved"]
+        part.unexplained = [found for found in part.unexplained if not _is_only_moved(*found, tree)]
         return NONE, "moved"
     return entries[0] if entries else NONE, "moved"
+
+
+def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
+    stream, k = tree.streams[1], judged.call.slots[slot].candidate
+    return stream.producer_of(k) is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream], origins: Origins) -> list[Suspect]:

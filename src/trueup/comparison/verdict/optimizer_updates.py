@@ -46,8 +46,7 @@ from trueup.foundation.kernels.metrics import moved_otherwise
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:
     """Return what is explained of outputs, with those of `STEP` put right by the optimizers' row; both relative to the output."""
-    stream = errors.streams[1]
-    names = errors.streams[0].names.names
+    stream, names = errors.streams[1], errors.streams[0].names.names
     step = stream.names.number(STEP)
     of_step = stream.op[errors.calls[1][errors.pair]] == step
     place = np.flatnonzero(of_step[outputs])
@@ -55,8 +54,7 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
         return own, expected
     own, expected = own.copy(), expected.copy()
     entries = {(int(errors.pair[n]), names[int(errors.names[n])]): n for n in np.flatnonzero(of_step).tolist()}
-    given = _given(errors, entries)
-    worst = _worst_gradients(errors)
+    given, worst = _given(errors, entries), _worst_gradients(errors)
     flipped: dict[int, dict[int, float]] = defaultdict(dict)
     for at in place.tolist():
         n = int(outputs[at])
@@ -144,10 +142,8 @@ def _worst_gradients(errors: Errors) -> dict[int, float]:
     stream = errors.streams[1]
     calls = errors.calls[1][errors.pair]
     backward = errors.outputs & (stream.phase[calls] == stream.names.number("backward")) & np.isfinite(errors.relative)
-    found: dict[int, float] = {}
-    for step, error in zip(stream.step[calls[backward]].tolist(), errors.relative[backward].tolist(), strict=True):
-        found[step] = max(error, found.get(step, 0.0))
-    return found
+    steps, error = stream.step[calls[backward]], errors.relative[backward]
+    return {step: float(error[steps == step].max()) for step in distinct(steps).tolist()}
 
 
 @dataclass(frozen=True, slots=True)
