@@ -5,12 +5,15 @@
         train.py                   runs as if it were started by the interpreter
 
 What runs sees an interpreter that has imported nothing: its arguments, paths, environment and ``sitecustomize`` are its own, and
-PyTorch counts as imported once it imports it. Options of the interpreter are taken and left alone.
+PyTorch counts as imported once it imports it. Options of the interpreter are taken and left alone. It ends as an interpreter does,
+but that its modules are not taken apart: that would write to, and so copy, all that it shares with the nursery, for half a second.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import importlib.machinery
 import importlib.util
 import marshal
@@ -20,10 +23,11 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 PROGRAM = """#!{python} -IS
 import marshal, os, signal, socket, sys
@@ -46,6 +50,10 @@ TESTS = "TESTS_PROCESS"
 """Variable with the process that workers work for."""
 SECONDS = 5.0
 """How often a process that serves looks whether its parent is there still."""
+EXIT = os._exit
+"""Before a program, or a capture of it, puts something in its place."""
+UNFLUSHED = 120
+"""Exit code of an interpreter whose output could not be written."""
 HIDDEN = ("torch", "paddle", "tensorflow")
 """What counts as imported only when a program imports it, where the nursery has it."""
 
@@ -135,7 +143,7 @@ class _Loaded:
             module._import_device_backends()  # as torch 2.13 does last
 
 
-def run(order: Order, base: Sequence[str]) -> None:
+def run(order: Order, base: Sequence[str]) -> NoReturn:
     """Be the process of an order.
 
     Args:
@@ -157,8 +165,35 @@ def run(order: Order, base: Sequence[str]) -> None:
     execute(words[1:])
 
 
-def execute(words: list[str]) -> None:
-    """Run what follows the interpreter on a command line."""
+def execute(words: list[str]) -> NoReturn:
+    """Run what follows the interpreter on a command line, and end."""
+    code = 0
+    try:
+        _execute(words)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, (int, type(None))):
+            print(error.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 - an interpreter says of any what it was
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # a capture asks for it
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            try:
+                stream.flush()
+            except OSError:
+                code = UNFLUSHED
+    ctypes.CDLL(None).fflush(None)  # what is written in C
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    EXIT(code & 0xFF)
+
+
+def _execute(words: list[str]) -> None:
     while words[0][:2] in ("-u", "-B", "-W", "-X"):
         words = words[2 if words[0] in ("-W", "-X") else 1 :]
     option, *arguments = words
