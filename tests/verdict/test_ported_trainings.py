@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,7 @@ class Norm(nn.Module):
     def __init__(self, eps: float = 1e-5, momentum: float | None = None) -> None:
         super().__init__()
         self.gain, self.offset, self.eps, self.momentum = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16)), eps, momentum
+        self.scale = 1.0
         if momentum is not None:
             self.register_buffer("running_mean", torch.zeros(16))
             self.register_buffer("running_var", torch.ones(16))
@@ -312,7 +314,7 @@ class Norm(nn.Module):
             with torch.no_grad():
                 self.running_mean.lerp_(mean[0], self.momentum)
                 self.running_var.lerp_(variance[0] * len(x) / (len(x) - 1), self.momentum)
-        return (x - mean) * torch.rsqrt(variance + self.eps) * self.gain + self.offset
+        return ((x - mean) * torch.rsqrt(variance + self.eps) * self.gain + self.offset) * self.scale
 
 
 def normed(into: Path, norm: Callable[[], nn.Module], level: str) -> Path:
@@ -346,6 +348,83 @@ def test_a_layer_by_hand_stands_where_the_library_s_stood(
     assert result.verdict == "aligned", result.sentence
     result = trueup.compare(first, normed(tmp_path / "wrong", wrong, level))
     assert (result.verdict, result.culprit.scope, result.culprit.phase, result.culprit.step) == ("deviates", "1", "forward", 0)
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_running_statistics_where_no_module_shows_them(tmp_path: Path, level: str) -> None:
+    """They are what a forward writes into memory that was there before, and its own step does not read."""
+    first = normed(tmp_path / "a", partial(nn.BatchNorm1d, 16), level)
+    verdicts = {0.1: "aligned", 0.11: "deviates", 0.9: "inconclusive"}  # of the last nothing near is written
+    for momentum, verdict in verdicts.items():
+        result = trueup.compare(first, normed(tmp_path / str(momentum), partial(Norm, momentum=momentum), level))
+        assert result.verdict == verdict, result.sentence
+
+
+class Layer(nn.Module):
+    """A layer in one of several forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.layer = form, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if self.form in ("pooled", "cut"):
+            return (h if self.form == "pooled" else h[..., 1:-1]).unflatten(2, (-1, 2)).amax(3)
+        rounded = torch.round(h * 4) / 4
+        return x + rounded if self.form == "straight through, lost" else x + (rounded - h).detach() + h
+
+
+@pytest.mark.parametrize("level", ["all", "api", "module"])
+@pytest.mark.parametrize(
+    ("forms", "phase"), [(("pooled", "cut"), "forward"), (("straight through", "straight through, lost"), "backward")], ids=str
+)
+def test_the_place_of_another_shape_and_of_a_lost_gradient(forms: tuple[str, str], phase: str, level: str, tmp_path: Path) -> None:
+    """What a module returns has another number of elements; and a gradient is lost behind a forward that agrees."""
+    for form in forms:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), Layer(form), nn.AdaptiveAvgPool1d(1))
+        with trueup.capture(tmp_path / form, model=model, level=level):
+            model(torch.randn(3, 8, 6)).square().sum().backward()
+    result = trueup.compare(tmp_path / forms[0], tmp_path / forms[1])
+    if (phase, level) == ("forward", "api"):  # no call that both runs make returns it
+        assert result.verdict == "inconclusive"
+    else:
+        assert (result.verdict, result.culprit.scope, result.culprit.phase) == ("deviates", "1", phase), result.sentence
+
+
+def test_a_cast_of_an_earlier_step_where_no_operator_shows_it(tmp_path: Path) -> None:
+    """Autocast around the training keeps the weights that it cast; the first step was bitwise equal, so kernels are the same."""
+    for kept in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 10))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        around = torch.autocast("cpu", torch.bfloat16) if kept else nullcontext()
+        with trueup.capture(tmp_path / str(kept), model=model, level="api"), around:
+            for _ in range(2):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(torch.randn(12, 16)).float().square().mean()
+                loss.backward(retain_graph=True)
+                optimizer.step()
+    result = trueup.compare(tmp_path / "False", tmp_path / "True")
+    assert result.verdict == "inconclusive", result.sentence
+    assert "0 of step 0, which does the same, is bitwise equal" in result.sentence
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "aligned"), (1.01, "inconclusive")])
+def test_a_run_of_calls_whose_elements_are_off_alike(tmp_path: Path, scale: float, verdict: str) -> None:
+    """Several roundings to bfloat16 may be a hundredth of a result, but not all in one direction."""
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), Norm() if scaled else nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 10))
+        if scaled:
+            model[1].gain, model[1].offset = nn.Parameter(torch.ones(32)), nn.Parameter(torch.zeros(32))
+            model[1].scale = scale
+        with trueup.capture(tmp_path / str(scaled), model=model, level="api"), torch.autocast("cpu", torch.bfloat16):
+            F.cross_entropy(model(torch.randn(48, 16)).float(), torch.arange(48) % 10).backward()
+    result = trueup.compare(tmp_path / "False", tmp_path / "True")
+    assert result.verdict == verdict, result.sentence
 
 
 class Halved(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +23,7 @@ class Readers:
 
     def of(self, k: int) -> list[int]:
         """Return the slots that read a result, in whatever way; an empty list: nothing recorded does."""
-        return self._named(k) or list(dict.fromkeys([*self._added.get(k, []), *self._shown(k)])) or self._ends.get(k, [])
+        return self.named(k) or list(dict.fromkeys([*self._added.get(k, []), *self._shown(k)])) or self._ends.get(k, [])
 
     def is_added(self, call: int) -> bool:
         """Tell whether autograd adds a gradient that a call made to others, and a recorded call reads the sum."""
@@ -71,7 +72,7 @@ class Readers:
         of = self._backwards.get(int(stream.seq[above]), []) if above != NONE else []
         return [n for n in of if stream.level[n] == aten]
 
-    def _named(self, k: int) -> list[int]:
+    def named(self, k: int) -> list[int]:
         """Return the slots of which a result is said to be the producer."""
         call = int(self.stream.call[k])
         found = self._slots[slice(*np.searchsorted(self._makers, [call, call + 1]).tolist())]
@@ -92,7 +93,7 @@ class Readers:
             if self._reads[other]:
                 found += [other] if stream.call[other] > stream.call[k] else []
             else:
-                found += self._named(other)
+                found += self.named(other)
         return list(dict.fromkeys(found))
 
     @cached_property
@@ -128,7 +129,7 @@ class Readers:
         gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE)
         for k in np.flatnonzero(gradients).tolist() if waiting else []:
             read = self._differentiated(k)
-            if read is None or self._named(k):
+            if read is None or self.named(k):
                 continue
             forward = stream.call[read]
             direct = int(stream.producer[read]), names.name(int(stream.producer_slot[read])) or ""
@@ -224,4 +225,21 @@ def _by_reader(read_by: dict[int, list[int]]) -> dict[int, list[int]]:
     for part, readers in read_by.items():
         for k in readers:
             found.setdefault(k, []).append(part)
+    return found
+
+
+def mask(calls: Iterable[int], count: int) -> Array:
+    """Return a mask of calls; its last entry, for `NONE`, is false."""
+    found = np.zeros(count + 1, bool)
+    found[list(calls)] = True
+    return found
+
+
+def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
+    """Return a mask as `mask` of calls, of the operators inside them, and of the function around one that is no more than it."""
+    found = mask(calls, len(stream))
+    above = np.r_[stream.parents, NONE]
+    single = np.bincount(above[above >= 0], minlength=len(above))[above] == 1
+    while not np.array_equal(found, more := found | found[above] | mask(above[found & single], len(stream))):
+        found = more
     return found

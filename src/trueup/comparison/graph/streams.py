@@ -15,18 +15,11 @@ import numpy as np
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.slots import is_input, is_output, roundoff
-from trueup.foundation.store.call_columns import CallColumns
-from trueup.foundation.store.call_columns import Row as Row
-from trueup.foundation.store.columns import NONE as NONE
-from trueup.foundation.store.columns import Array as Array
-from trueup.foundation.store.columns import Numbers as Numbers
-from trueup.foundation.store.columns import distinct as distinct
-from trueup.foundation.store.columns import integers
-from trueup.foundation.store.columns import most as most
-from trueup.foundation.store.columns import numbered as numbered
-from trueup.foundation.store.columns import spans as spans
+from trueup.foundation.store.call_columns import CallColumns, Row
+from trueup.foundation.store.columns import NONE, Array, Numbers, distinct, integers, most, numbered, spans
 from trueup.foundation.store.reader import WRITTEN
 
+__all__ = ["NONE", "WAYS", "Alignment", "Array", "Numbers", "Row", "Stream", "distinct", "most", "numbered", "same_slots", "spans"]
 VANISHING = 104  # so much below the largest operand of a softmax an exponential is zero beside it in float32: ln 2**150
 SPREAD = 4
 """Seqs between the first and the last call, for each call there is, up to which a table finds calls faster than a search."""

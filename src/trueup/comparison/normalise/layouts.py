@@ -236,9 +236,8 @@ def gradients_of_layers(table: pa.Table, columns: dict[str, list[str]], dialect:
 def _layers(table: pa.Table, columns: dict[str, list[str]]) -> dict[Place, _Layer]:
     found: dict[Place, _Layer] = defaultdict(_Layer)
     phases = table["phase"].cast(pa.string()).to_pylist()
-    ranks, steps, seqs, shapes, digests, forwards = (
-        table[name].to_pylist() for name in ("rank", "step", "seq", "shape", "digest", "forward_seq")
-    )
+    names = ("rank", "step", "seq", "shape", "digest", "forward_seq")
+    ranks, steps, seqs, shapes, digests, forwards = (table[name].to_pylist() for name in names)
     for k, (level, scope, op, slot) in enumerate(zip(*(columns[n] for n in ("level", "scope", "op", "slot")), strict=True)):
         place = ranks[k], steps[k], scope
         held = tuple(shapes[k] or ()), digests[k]

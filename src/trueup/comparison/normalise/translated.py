@@ -16,17 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trueup.comparison.normalise.layouts import (
-    MARK,
-    NEUTRAL,
-    OF_CALL,
-    channels_last,
-    gradients_of_layers,
-    laid_out,
-    put,
-    rows_of,
-    unpadded,
-)  # fmt: skip
+from trueup.comparison.normalise import layouts
+from trueup.comparison.normalise.layouts import NEUTRAL, channels_last, gradients_of_layers, laid_out, put, rows_of, unpadded
 from trueup.comparison.normalise.updates import Updates
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping
@@ -82,7 +73,7 @@ class Translated(Capture):
         self, rank: int, segment: str, key: str, view: Sequence[int] | None = None, digest: str | None = None
     ) -> NDArray[Any]:
         """Return a recorded tensor, its axes in the neutral order; see `Capture.payload`."""
-        name, mark, told = key.partition(MARK)
+        name, mark, told = key.partition(layouts.MARK)
         if not mark:
             return self.original.payload(rank, segment, name, view, digest)
         layout: dict[str, Any] = json.loads(told)
@@ -207,16 +198,15 @@ class _Translation:
     def _producers(self, names: list[str]) -> pa.Array:
         """Return the names of producers' slots: those that calls in the table have now."""
         seqs = self._table["seq"].to_pylist()
-        renamed = {
-            (seq, before): after for seq, before, after in zip(seqs, self._columns["slot"], names, strict=True) if before != after
-        }
+        its = zip(seqs, self._columns["slot"], names, strict=True)
+        renamed = {(seq, before): after for seq, before, after in its if before != after}
         before = self._table["producer_slot"].cast(pa.string()).to_pylist()
         made = self._table["producer_seq"].to_pylist()
         return pa.array([renamed.get((s, b), b) for s, b in zip(made, before, strict=True)], pa.string()).dictionary_encode()
 
 
 def _as_arguments(table: pa.Table, values: list[str]) -> pa.Table:
-    known = set(OF_CALL)
+    known = set(layouts.OF_CALL)
     made = {name: table[name] if name in known else pa.nulls(len(table), table[name].type) for name in table.column_names}
     slots = pa.array(["arguments"] * len(table)).dictionary_encode()
     return pa.table({**made, "slot": slots, "value": pa.array(values, pa.string())})

@@ -266,7 +266,7 @@ def occurrences(
     """Return the first certain difference of each rank, in order of the ranks; a rank without one is left out. ``certain``
     suspects are culprits or what they explain; ``received`` differences came from other ranks."""
     firsts: dict[int, tuple[tuple[int, int], Suspect, int | None]] = {}
-    known = [(s, None) for s in certain] + [(r.suspect, r.sender) for r in received if r.suspect.judged.is_certain(criterion)]
+    known = [(s, None) for s in certain] + [one for one in received if one[0].judged.is_certain(criterion)]
     for suspect, sender in known:
         place = suspect.step, suspect.place
         if suspect.rank not in firsts or place < firsts[suspect.rank][0]:

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
-from trueup.comparison.verdict.judged import EQUAL, ROLES, Verdicts
+from trueup.comparison.verdict.judged import Verdicts
 from trueup.foundation.facts.criteria import Criterion, Limit, Row
 from trueup.foundation.facts.operators import named
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.why import EQUAL, ROLES, Reason, Why
 from trueup.foundation.model import Rule, RunSummary
 from trueup.foundation.store import Capture
 from trueup.foundation.store.columns import Vocabulary

@@ -20,14 +20,14 @@ from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.evidence import yardstick_of
 from trueup.comparison.verdict.exchange import Exchange
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.judged import INCOMPARABLE, LASTING, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
+from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
 from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_weight
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.why import INCOMPARABLE, UNSIZED, Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
@@ -147,9 +147,9 @@ class Comparison:
     def reached(self) -> dict[int, tuple[int, int]]:
         """By rank, the step and place from which on it computes with what another rank got wrong."""
         found: dict[int, tuple[int, int]] = {}
-        for one in self.exchange.received:
-            place = one.suspect.step, one.suspect.place
-            found[one.suspect.rank] = min(place, found.get(one.suspect.rank, place))
+        for suspect, _ in self.exchange.received:
+            place = suspect.step, suspect.place
+            found[suspect.rank] = min(place, found.get(suspect.rank, place))
         return found
 
     @cached_property
@@ -234,9 +234,8 @@ class Comparison:
             like = found[0] if found else None
             translated = isinstance(capture, Translated)
             sketches = read.sketches if isinstance(read, (Records, RecordsOfStep)) else None
-            found.append(
-                Stream(read, self.names, values, imported=capture.imported, translated=translated, like=like, sketches=sketches)
-            )
+            how = {"imported": capture.imported, "translated": translated}
+            found.append(Stream(read, self.names, values, **how, like=like, sketches=sketches))
         return found
 
     def _look_for_holes(self, place: Place, streams: Sequence[Stream]) -> None:

@@ -26,10 +26,8 @@ class RandomStates:
         known: Known = {}
         self.sides = tuple(states_of(stream, known) for stream in streams)
         self._streams, self._calls = streams, calls
-        devices = sorted(self.sides[0].before.keys() & self.sides[1].before.keys())
-        self.states = {
-            device: tuple(side.before[device][of] for side, of in zip(self.sides, calls, strict=True)) for device in devices
-        }
+        devices, both = sorted(self.sides[0].before.keys() & self.sides[1].before.keys()), list(zip(self.sides, calls, strict=True))
+        self.states = {device: tuple(side.before[device][of] for side, of in both) for device in devices}
         """By device, before each matched call, on both sides."""
 
     def differ(self, pair: int) -> bool | None:
@@ -105,9 +103,8 @@ def _begins(part: Part, states: RandomStates, criterion: Criterion) -> Reason:
     pair, device = first
     call = part.streams[1].row(int(part.verdicts.errors.calls[1][pair]))
     alone = alone_before(part, criterion, call.seq)
-    earlier = any(
-        states.differ(n) is False for n in range(pair) if part.streams[1].step[part.verdicts.errors.calls[1][n]] == call.step
-    )
+    steps = part.streams[1].step[part.verdicts.errors.calls[1][:pair]]
+    earlier = any(states.differ(n) is False for n in np.flatnonzero(steps == call.step).tolist())
     return Why.GENERATOR(device, Why.SINCE_CALL(call.key, alone) if earlier else Why.SINCE_STEP(call.step, alone))
 
 

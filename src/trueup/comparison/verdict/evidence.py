@@ -121,8 +121,7 @@ def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]
 
 def few_elements_of(errors: Errors, error: Distance, own: float, unit: float, criterion: Criterion) -> float:
     """Return what is explained of the result of a run of calls that read nothing that differs; NaN where the norm decides."""
-    (k, j), stream = errors.slots, errors.streams[0]
-    at = np.flatnonzero((k == error.baseline) & (j == error.candidate))[:1]
+    at, stream = entry_of(errors, error), errors.streams[0]
     norm, numel = error.norm, float(stream.numel[error.baseline])
     if not len(at) or not np.isfinite(error.low) or norm == 0 or numel < ENOUGH or unit == 0:
         return float("nan")
@@ -131,6 +130,11 @@ def few_elements_of(errors: Errors, error: Distance, own: float, unit: float, cr
     if alone:
         return max(min(own, ENOUGH * unit), 2 * unit) * size / norm
     return criterion.certain * own * size / norm if CHANCE * peak**2 >= error.low**2 else float("nan")
+
+
+def entry_of(errors: Errors, error: Distance) -> Numbers:
+    """Return the entry of a distance, int64 ``(1,)``; none of two results that no matched calls made."""
+    return np.flatnonzero((errors.slots[0] == error.baseline) & (errors.slots[1] == error.candidate))[:1]
 
 
 def _largest_element(errors: Errors, at: Numbers) -> Array:

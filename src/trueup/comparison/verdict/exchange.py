@@ -36,6 +36,7 @@ Use = Literal["handed out", "moved", "read"]
 """What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
 
 Key = tuple[str, ...]  # kind of communication: level, operator, group and its ranks; of two ranks level, sender, receiver and tag
+Received = tuple[Suspect, int]  # a difference that came from another rank, and which
 Told = tuple[list[tuple[int, Reason]], list[tuple[int, float]]]  # ranks of which it is not known what they gave; errors of others
 
 
@@ -56,14 +57,6 @@ class Spoken:
     arguments: dict[str, Any]
     op: str
     content: int  # of what a receive got
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A difference that came from another rank."""
-
-    suspect: Suspect
-    sender: int
 
 
 @dataclass(slots=True)
@@ -102,7 +95,7 @@ class Exchange:
     @property
     def answered(self) -> set[int]:
         """``id`` of the suspects that are no culprits: explained by another rank, or not known to be."""
-        return {id(one.suspect) for one in self.received} | {id(suspect) for suspect, _ in self.unknown}
+        return {id(suspect) for suspect, _ in self.received} | {id(suspect) for suspect, _ in self.unknown}
 
     def _settle(self, step: int) -> None:
         told: dict[Any, Told] = {}  # thousands of ranks ask the same
@@ -112,7 +105,7 @@ class Exchange:
             if isinstance(found, Reason):
                 self.unknown.append((suspect, found))
             elif judged.error_out <= judged.own + judged.row.factor * found[1]:
-                self.received.append(Received(suspect, found[0]))
+                self.received.append((suspect, found[0]))
             else:
                 self.guilty[id(suspect)] = max(found[1], judged.error_in)
 
@@ -189,9 +182,8 @@ def _spoken(verdicts: Verdicts, rank: int, *, limited: bool) -> Iterator[tuple[i
 def _error_given(verdicts: Verdicts, pair: int | None, *, limited: bool) -> float:
     if pair is None:
         return float("nan")
-    errors = verdicts.errors
-    inputs = [n for n in errors.entries(pair) if errors.inputs[n]]
-    relative = errors.relative[inputs]
+    inputs = [n for n in verdicts.errors.entries(pair) if verdicts.errors.inputs[n]]
+    relative = verdicts.errors.relative[inputs]
     if limited:
         return float("inf") if (relative > verdicts.tolerated[inputs]).any() else 0.0
     return float(relative.max(initial=0.0))

@@ -28,12 +28,12 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, spans
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
-from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
+from trueup.comparison.verdict.judged import Judged, Tree
 from trueup.foundation.facts.arguments import other_numbers
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has, having, normalised
 from trueup.foundation.facts.slots import SINGLE
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.why import CARRIED_ON, Reason, Why
 
 
 def key_of(judged: Judged) -> tuple[str, ...]:

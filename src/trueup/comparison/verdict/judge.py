@@ -15,25 +15,12 @@ from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.budget import Budget, Calls, Explanation, Tensors
 from trueup.comparison.verdict.evidence import NOTHING, Reads, Yardstick, coherent, few_elements, known_differences, peaks
-from trueup.comparison.verdict.judged import (
-    AGREES,
-    CARRIED_ON,
-    COHERENT,
-    EQUAL,
-    FEW,
-    INCOMPARABLE,
-    LASTING,
-    REPEATS,
-    TRUTH,
-    UNSIZED,
-    Verdicts,
-    excess,
-)  # fmt: skip
+from trueup.comparison.verdict.judged import LASTING, Verdicts, excess
 from trueup.comparison.verdict.optimizer_updates import explain_signs, explain_updates
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
 from trueup.foundation.facts.slots import SINGLE, element, is_incoming_gradient, is_output, roundoff, underflow
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.why import AGREES, CARRIED_ON, COHERENT, EQUAL, FEW, INCOMPARABLE, REPEATS, TRUTH, UNSIZED, Reason, Why
 from trueup.foundation.store.declared import Precision
 from trueup.foundation.store.parallel import side_by_side
 

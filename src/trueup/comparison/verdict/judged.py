@@ -21,11 +21,8 @@ from trueup.comparison.verdict.evidence import NOTHING, Yardstick
 from trueup.foundation.facts import criteria
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.slots import is_output, is_weight
-from trueup.foundation.facts.why import Reason
+from trueup.foundation.facts.why import CARRIED_ON, COHERENT, INCOMPARABLE, ROLES, Reason
 from trueup.foundation.frameworks.dialect import MODULE
-
-REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4
-"""What decided beside the row of the criterion, where something did: an index into `trueup.foundation.words.reasons.DECIDED`."""
 
 LASTING = ("optimizer", "collective")  # phases whose results a later step or rank reads: having no reader here proves nothing
 
@@ -36,9 +33,6 @@ SIDES: tuple[Side, Side] = ("baseline", "candidate")
 OwnErrors = Callable[[int, Sequence[tuple[int, int]]], Mapping[int, Reason | None]]
 """Asked about calls of a rank, the number of each in the baseline and in the candidate, it says by the latter which are wrong by
 themselves, and why; None where one is not, and nothing where that cannot be told. Floors above have it (`doors.comparing`)."""
-
-ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
-AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
 
 
 @dataclass(slots=True)

@@ -15,26 +15,13 @@ import numpy as np
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import same_shapes
-from trueup.comparison.measures.thresholds import CHANCE, GONE, SMALL
+from trueup.comparison.measures.thresholds import CHANCE, GONE, HALF, SMALL
 from trueup.comparison.verdict import optimizer_updates, siblings
 from trueup.comparison.verdict.draws import alone_before, begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.independent import Laws, are_chosen, denormalised, key_of
-from trueup.comparison.verdict.judged import (
-    AGREES,
-    CARRIED_ON,
-    EQUAL,
-    LASTING,
-    SIDES,
-    Judged,
-    Kind,
-    OwnErrors,
-    Part,
-    Suspect,
-    Tree,
-    loose_calls,
-)
+from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree, loose_calls
 from trueup.comparison.verdict.one_sided import Lasting, dead_ends, parted, unaccounted
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import exchanged, overwritten, rewired, stale
@@ -46,7 +33,7 @@ from trueup.foundation.facts.arguments import equal_arguments, other_words
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.slots import SINGLE, STEP, is_input, is_output, is_weight, roundoff
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.why import AGREES, CARRIED_ON, EQUAL, Reason, Why
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")  # kinds of what a call does itself, and not of what it was given
 ENTERING = ("forward", "data")  # phases in which data and weights enter a step
@@ -92,7 +79,7 @@ def locate(
     part.narrowed = None if forced or criterion.limits else siblings.narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
-    suspects += _apart_from_siblings(tree, criterion, suspects, excused) if alike and not forced else []
+    suspects += _apart_from_siblings(tree, criterion, suspects, excused, origins.exact) if alike and not forced else []
     unseen = overwritten(tree, criterion)
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
@@ -186,7 +173,7 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     tree = Tree(verdicts, alignment)
     if verdicts.errors.all_same:
         return origins.passes(tree)
-    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not siblings.unlike(tree)
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not siblings.unlike(tree, exact=origins.exact is not None)
     quiet = quiet and not denormalised(tree, criterion) and siblings.narrowed(tree) is None
     return quiet and not (stale(tree, lambda _: 0.0, lambda _: False) or overwritten(tree, criterion)) and origins.passes(tree)
 
@@ -200,10 +187,12 @@ def _unmatched(
     dead = dead_ends(regions, criterion)
     uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | unaccounted(regions, criterion)
     uncovered |= {(side, call) for side, call in dead if tree.streams[side].during(*LASTING)[call]}
+    uncovered |= {(s, call) for s, call in regions.states if call in regions.readers[s] and call not in regions.settled[s]}
     suspects: list[Suspect] = []
     judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
     wrong = [(region, judged) for region, judged in wrong if judged.incomparable or not excused.region(region, parts)]
+    wrong = [(its, judged) for its, judged in wrong if not (_goes_on(its, wrong, criterion) and excused.forward.region(its, parts))]
     for region, judged in wrong:
         if any(call in region.calls[side] for side, call in lost):
             continue
@@ -223,6 +212,13 @@ def _unmatched(
     if agreed := sorted(regions.settled[1].items()):  # of these a later step may read
         origins.errors.append((tree.streams[1].seq[[call for call, _ in agreed]], np.array([error for _, error in agreed])))
     return suspects
+
+
+def _goes_on(region: Region, wrong: list[tuple[Region, Judged]], criterion: Criterion) -> bool:
+    """Tell whether a run of calls is a forward, and what is certainly wrong is in its backward, too."""
+    later = (other for other, one in wrong if not one.incomparable and one.is_certain(criterion))
+    phases = {its.exits[0][0].call.candidate.phase for its in (region, *(one for one in later if is_part_of(one, region)))}
+    return phases == {"forward", "backward"} and region.exits[0][0].call.candidate.phase == "forward"
 
 
 def _phases_of_one(tree: Tree) -> list[tuple[int, int]]:
@@ -262,7 +258,24 @@ def _finest(found: list[int], alone: Iterable[Suspect], criterion: Criterion, tr
     suspects = [_suspect(pair, criterion, tree) for pair in finest]
     for pair, suspect in zip(finest, suspects, strict=True):
         suspect.certain = suspect.certain or any(inside[around] == 1 for around in tree.around(int(calls[pair])))
-    return suspects
+    return [_reshaping(suspect, tree) for suspect in suspects]
+
+
+def _reshaping(suspect: Suspect, tree: Tree) -> Suspect:
+    """Return in place of a suspect the first call inside it that makes another number of elements of inputs that agree."""
+    verdicts, errors = tree.verdicts, tree.verdicts.errors
+    asked = suspect.kind == "operator" and not tree.is_foreign
+    for call in sorted(tree.inside(tree.streams[1].find(suspect.place))) if asked else ():
+        pair = int(tree.pairs[1][call])
+        its = errors.entries(pair) if pair in verdicts.incomparable and verdicts.error_in[pair] < HALF else ()
+        numel = [[stream.numel[slots[n]] for n in its] for stream, slots in zip(tree.streams, errors.slots, strict=True)]
+        other = [n for n, first, second in zip(its, *numel, strict=True) if first != second]
+        if other and errors.outputs[other].all():  # what it was given has as many
+            verdicts.set_apart(pair)
+            because = (errors.reasons[other[0]],)
+            found = Suspect(verdicts.at(pair), "operator", suspect.certain, tree.operators(call), because=because, independent=True)
+            return _reshaping(found, tree)
+    return suspect
 
 
 def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
@@ -463,14 +476,16 @@ def _wrong_by_themselves(part: Part, tree: Tree, own_errors: OwnErrors) -> dict[
     return {pair: why for pair, seq in zip(asked.tolist(), seqs[1], strict=True) if (why := told.get(seq)) is not None}
 
 
-def _apart_from_siblings(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
+def _apart_from_siblings(
+    tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence, exact: int | None
+) -> list[Suspect]:
     """Find calls that differ of equal inputs within what rounding explains, and no other that does the same differs at all."""
     speaking, found = {s.place for s in known}, []
-    for pair, sibling in siblings.unlike(tree).items():
+    for pair, sibling in siblings.unlike(tree, exact=exact is not None).items():
         suspect = _suspect(pair, criterion, tree)
         if suspect.place not in speaking and not excused.holds(pair):
-            other = tree.verdicts.at(sibling).call.candidate
-            suspect.because = (Why.ALONE(other.scope or other.op),)
+            other = tree.verdicts.at(pair if sibling == NONE else sibling).call.candidate
+            suspect.because = (Why.ALONE(f"{other.scope or other.op}{f' of step {exact}' if sibling == NONE else ''}"),)
             found.append(suspect)
     return found
 

@@ -193,13 +193,14 @@ class Lasting:
 
     def __init__(self, regions: Regions, criterion: Criterion, parts: tuple[Parts, Parts]) -> None:
         self.regions, self.streams, self.criterion, self.parts = regions, regions.tree.streams, criterion, parts
-        self.made = [_by_kind(stream, ends) for stream, ends in zip(self.streams, regions.ends, strict=True)]
+        self.unread = [spare | ends for spare, ends in zip(regions.spare, regions.ends, strict=True)]
+        self.made = [_by_kind(stream, unread) for stream, unread in zip(self.streams, self.unread, strict=True)]
         self.nearest = cache(self._nearest)
         self.walked = cache(lambda side, call: regions.walk([(side, call)], covered=not regions.loose[side][call]))
 
     def settle(self) -> None:
         """Find the calls whose results agree with what the other side has there, and the runs of calls that differ in theirs."""
-        for side, (ends, settled) in enumerate(zip(self.regions.ends, self.regions.settled, strict=True)):
+        for side, (ends, settled) in enumerate(zip(self.unread, self.regions.settled, strict=True)):
             for call, slots in ends.items():
                 errors = [its] if (its := self._moved(side, call)) is not None else [self._apart(side, k) for k in slots]
                 settled |= {call: max(known)} if len(known := [e for e in errors if e is not None]) == len(errors) > 0 else {}

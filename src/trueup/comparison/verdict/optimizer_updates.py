@@ -182,10 +182,8 @@ def read(tree: Tree, before: Weights) -> Weights:
     key = np.stack([stream.scope[call], errors.names[at]], axis=1)
     sketches = np.stack([side.sketch[slots[at]] for side, slots in zip(tree.streams, errors.slots, strict=True)])
     step = stream.step[call]
-    old = Weights(before.key, before.step, np.full(len(before.entry), NONE), before.sketches)
-    found = Weights(
-        np.r_[old.key, key], np.r_[old.step, step], np.r_[old.entry, at], np.concatenate([old.sketches, sketches], axis=1)
-    )  # fmt: skip
+    its = np.r_[before.key, key], np.r_[before.step, step], np.r_[np.full(len(before.entry), NONE), at]
+    found = Weights(*its, np.concatenate([before.sketches, sketches], axis=1))
     _, first = np.unique(np.c_[found.key, found.step], axis=0, return_index=True)  # a module may run several times a step
     return _take(found, first)
 

@@ -39,6 +39,7 @@ class Origins:
     alone: bool = True  # whether no other rank takes part, whose differences may come in unseen
     largest: float = 0.0  # largest relative error of any output so far
     step: int | None = None  # the last step that was gone through
+    exact: int | None = None  # the last step of which all calls were there on both sides and bitwise equal
     trains: bool = False  # whether the optimizer was recorded in it on both sides, so that weights do not come from outside
     seen: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))  # phases that were recorded, by side
     imported: tuple[bool, bool] = (False, False)  # whether a side is of another tool's dump
@@ -77,6 +78,7 @@ class Origins:
         if len(suspicious):
             return False
         self._remember(tree, worst, largest)
+        self.exact = self.step if tree.verdicts.errors.all_same and not any(map(len, tree.unmatched)) else self.exact
         return True
 
     def _suspicious(self, tree: Tree) -> tuple[Numbers, Array, float]:
@@ -230,8 +232,7 @@ def may_have_grown(tree: Tree) -> Array:
     if not any(stream.imported for stream in errors.streams):
         return np.zeros(len(errors.pair))
     worst = np.where(tree.leaves, _of_outputs(tree, _plain(tree)), 0.0)
-    before: Array = CANCELLED * np.maximum.accumulate(np.r_[0.0, worst])
-    return before[errors.pair]
+    return np.asarray(CANCELLED * np.maximum.accumulate(np.r_[0.0, worst])[errors.pair])
 
 
 def _of_outputs(tree: Tree, relative: Array) -> Array:

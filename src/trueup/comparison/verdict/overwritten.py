@@ -26,9 +26,8 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     apart = np.flatnonzero(errors.inputs & (errors.relative > criterion.input_units * SINGLE))
     if not len(apart):
         return []
-    (of_baseline, first), (of_candidate, second) = (
-        _written(stream, slots[apart]) for stream, slots in zip(tree.streams, errors.slots, strict=True)
-    )
+    sides = zip(tree.streams, errors.slots, strict=True)
+    (of_baseline, first), (of_candidate, second) = (_written(stream, slots[apart]) for stream, slots in sides)
     held = _is_earlier(tree.streams[1], errors.slots[1][apart])
     held &= tree.streams[1].during("optimizer")[errors.calls[1][errors.pair[apart]]]
     at = np.flatnonzero(held & (of_baseline != NONE) & ~_is_earlier(tree.streams[0], errors.slots[0][apart]))

@@ -16,19 +16,20 @@ from operator import itemgetter
 
 import numpy as np
 
-from trueup.comparison.graph.readers import Readers
+from trueup.comparison.graph.readers import Readers, mask
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
 from trueup.comparison.measures.measure import Distance, Measured
 from trueup.comparison.measures.thresholds import FLIPPED, HALF
-from trueup.comparison.verdict.evidence import few_elements_of
-from trueup.comparison.verdict.judged import FEW, LASTING, SIDES, Judged, Tree, excess
+from trueup.comparison.verdict.budget import unrecorded
+from trueup.comparison.verdict.evidence import coherent, entry_of, few_elements_of
+from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.criteria import Row as CriterionRow
 from trueup.foundation.facts.operators import has, having
-from trueup.foundation.facts.slots import is_input, is_output, roundoff
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.slots import SINGLE, is_input, is_output, is_written, roundoff
+from trueup.foundation.facts.why import FEW, Reason, Why
 
 Call = tuple[int, int]  # side and call
 
@@ -112,6 +113,8 @@ class Regions:
         self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
         """By side, and call without counterpart: its results that nobody reads yet. Those of a backward whose optimizer was not
         recorded, of which a module that was compared around it says nothing; and of the phases that later steps read from."""
+        self.states: set[Call] = set()  # ``(side, call)`` of loose calls of a forward that write what only a later step reads
+        self.spare: list[dict[int, list[int]]] = []  # results of other loose calls that nobody reads in this step: a later one may
         if loose[0] or loose[1]:
             producers = [stream.producers for stream in tree.streams]
             for stream, made, pairs, readers in zip(tree.streams, producers, tree.pairs, self.readers, strict=True):
@@ -123,6 +126,21 @@ class Regions:
             done, lasting = self._with_family(side, self.readers[side]), stream.during(*LASTING)
             calls = (call for call in loose[side] if lasting[call] and call not in done)
             ends |= {call: stream.slots_of(call, is_output).tolist() for call in calls}
+            ends |= (states := {call: its for call in loose[side] if (its := self._states(side, call))})
+            self.states |= {(side, call) for call in states}
+            spare = (call for call in loose[side] if call not in done and call not in ends)
+            self.spare.append({call: stream.slots_of(call, is_output).tolist() for call in spare})
+
+    def _states(self, side: int, call: int) -> list[int]:
+        """Return what a call of a forward changes in memory of an earlier step and this one's reads no more: running statistics."""
+        stream, at, given = self.tree.streams[side], call, self.tree.streams[side].slots_of(call, is_input)
+        forward = (stream.phase == stream.names.number("forward")) & ~stream.has_children
+        while at != NONE and has(stream.names.names[int(stream.op[at])], "in-place") and len(read := stream.slots_of(at, is_input)):
+            at = int(stream.producers[read[0]])
+        made = stream.slots_of(call, is_output if at == NONE else is_written) if forward[call] else given[:0]
+        made = made[stream.names.table(roundoff)[stream.dtype[made]] > 0]
+        made = made[~np.isin(stream.identity[made], stream.identity[given[:1] if at == NONE else given])]
+        return [k for k in made.tolist() if not forward[stream.call[self.flow[side].named(k)]].any()]
 
     def add(self, region: Region) -> None:
         """Add one whose result nobody reads yet."""
@@ -331,10 +349,8 @@ class Regions:
 
     def unread(self) -> set[Call]:
         """Return loose calls whose result was read and compared nowhere, neither theirs nor that of a function around them."""
-        return {
-            (side, call) for side, call in self.uncompared
-            if not any((side, n) in self.compared for n in (call, *self.tree.around(call, side)))
-        }  # fmt: skip
+        around = {(s, call): ((s, n) for n in (call, *self.tree.around(call, s))) for s, call in self.uncompared}
+        return {call for call, its in around.items() if self.compared.isdisjoint(its)}
 
     def lasting(self) -> Iterator[tuple[int, Row]]:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
@@ -418,13 +434,10 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
 
 def _passes_on(stream: Stream, call: int) -> bool:
     """Tell whether all results of a call are what it got, by what is known of both: a module that does nothing (``Dropout(0)``)."""
-    read, made = (stream.slots_of(call, kind) for kind in (is_input, is_output))
-    return len(made) > 0 and bool((_told(stream, made)[:, None] == _told(stream, read)).all(axis=2).any(axis=1).all())
-
-
-def _told(stream: Stream, slots: Numbers) -> Array:
-    digests = np.where(stream.is_identified[slots], stream.identity[slots].astype(np.float64), 0)
-    return np.stack([stream.numel[slots], stream.mean[slots], stream.l2[slots], digests], axis=1)
+    known = np.where(stream.is_identified, stream.identity.astype(np.float64), 0)
+    told = np.stack([stream.numel, stream.mean, stream.l2, known], axis=1)
+    read, made = (told[stream.slots_of(call, kind)] for kind in (is_input, is_output))
+    return len(made) > 0 and bool((made[:, None] == read).all(axis=2).any(axis=1).all())
 
 
 def _ends(stream: Stream, unmatched: Array) -> dict[int, list[int]]:
@@ -463,23 +476,6 @@ def _is_made_by_none(stream: Stream, given: dict[int, int], gradient: str) -> bo
     """Tell whether a gradient is one of an input that no recorded call made."""
     k = given.get(stream.names.number(gradient.removeprefix("grad_")))
     return k is not None and stream.producer_of(k) is None
-
-
-def mask(calls: Iterable[int], count: int) -> Array:
-    """Return a mask of calls; its last entry, for `NONE`, is false."""
-    found = np.zeros(count + 1, bool)
-    found[list(calls)] = True
-    return found
-
-
-def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
-    """Return a mask as `mask` of calls, of the operators inside them, and of the function around one that is no more than it."""
-    found = mask(calls, len(stream))
-    above = np.r_[stream.parents, NONE]
-    single = np.bincount(above[above >= 0], minlength=len(above))[above] == 1
-    while not np.array_equal(found, more := found | found[above] | mask(above[found & single], len(stream))):
-        found = more
-    return found
 
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
@@ -561,6 +557,10 @@ def granted(
             passed = most - own if math.isfinite(most) else math.inf
             own = min(max(cancels, summed) * own, cancels * math.hypot(*(side.own for side in sides)))
             most = own + passed if any(r.carry in BRANCHES for r in rows) else min(max(cancels, summed) * most, own + carried)
+            shared = float(coherent(errors := region.tree.verdicts.errors, entry_of(errors, error)).max(initial=0.0))
+            biased = unrecorded(criterion, unit)[1] * (math.sqrt(count) if unit <= SINGLE else 1.0) + most - own
+            if shared > biased:  # all elements are off alike
+                own, most = (min(limit, error.relative * biased / shared) for limit in (own, most))
         found.append((own, most))
     return found
 

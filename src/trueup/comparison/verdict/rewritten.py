@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import copy
 from functools import cache, cached_property
 from heapq import heappop, heappush
 
 import numpy as np
 
+from trueup.comparison.graph.readers import with_inside
 from trueup.comparison.graph.streams import NONE
 from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.budget import unrecorded
@@ -28,7 +30,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Tree
 from trueup.comparison.verdict.optimizer_updates import agreeing
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, with_inside
+from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has
@@ -55,6 +57,15 @@ class Reconvergence:
         self.ways, self._lost = cache(self._ways), {LOST: math.inf}
         self.left = MOST_CALLS
         self.rewritten: tuple[set[int], set[int]] = set(), set()  # calls of each side that are written another way on the other
+
+    @cached_property
+    def forward(self) -> Reconvergence:
+        """The same, followed through no backward: what is lost there may be behind a forward that agrees."""
+        found = copy(self)
+        backward = [stream.during("backward")[stream.call] for stream in self.tree.streams]
+        found.read_by = tuple(cache(lambda k, s=s: [n for n in self.read_by[s](k) if not backward[s][n]]) for s in (0, 1))
+        found.backwards, found.ways, found._lost = (cache(lambda _: list[int]()),) * 2, cache(found._ways), {LOST: math.inf}
+        return found
 
     def region(self, region: Region, parts: tuple[Parts, Parts]) -> bool:
         """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
@@ -187,7 +198,7 @@ class Reconvergence:
         stream = self.tree.streams[side]
         op, phase = (stream.names.names[int(of[call])] for of in (stream.op, stream.phase))
         if phase not in LASTING or call in self.regions.settled[side]:
-            return False
+            return (side, call) in self.regions.states and call not in self.regions.settled[side]
         alone = self.tree.pairs[side][call] == NONE
         return call in self.regions.ends[side] or phase != LASTING[0] or op == STEP or (has(op, "in-place") and not alone)
 
@@ -302,10 +313,8 @@ class _Walk:
         return all(self._meet(side, other, None) for other in self.of.backwards[side](call))
 
     def _read(self, side: int, k: int) -> bool:
-        call = int(self.tree.streams[side].call[k])
-        pair = int(self.tree.pairs[side][call])
-        entry = None if pair == NONE else self.of.entry(side, pair, k)
-        return self._meet(side, call, entry)
+        pair = int(self.tree.pairs[side][call := int(self.tree.streams[side].call[k])])
+        return self._meet(side, call, None if pair == NONE else self.of.entry(side, pair, k))
 
     def _meet(self, side: int, call: int, entry: int | None) -> bool:
         """Take in a call that reads something and that one side alone has; a pair waits. Return whether it can be looked at."""

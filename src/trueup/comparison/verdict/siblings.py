@@ -5,6 +5,7 @@ same does not.
     blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
 
 Two runs of one kernel round alike wherever it runs, so it is no rounding that one of two such calls differs in many elements.
+Nor is it where a step before was bitwise equal throughout: a weight that autocast cast in that step, and casts no more.
 Nothing is said of calls inside which other operators ran, nor of ``ln1`` beside ``ln2``, of which one may be written by hand.
 
 **One call rounds otherwise**: it makes a coarser dtype in the candidate alone, though nothing that enters the run is coarser there.
@@ -26,17 +27,19 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
-from trueup.comparison.measures.thresholds import ENOUGH
-from trueup.comparison.verdict.judged import INCOMPARABLE, Tree
+from trueup.comparison.measures.thresholds import CHANCE, ENOUGH
+from trueup.comparison.verdict.judged import Tree
 from trueup.foundation.facts.slots import SINGLE, is_input, roundoff
+from trueup.foundation.facts.why import INCOMPARABLE
 from trueup.foundation.kernels.sketch import splitmix64
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 PHASES = ("forward", "backward", "recompute")  # where a call reads only what its slots show, and does the same everywhere
 
 
-def unlike(tree: Tree) -> dict[int, int]:
-    """Return the matched calls that differ of equal inputs, each with one that does the same and is bitwise equal."""
+def unlike(tree: Tree, *, exact: bool) -> dict[int, int]:
+    """Return the matched calls that differ of equal inputs, each with one that does the same and is bitwise equal; `NONE` where
+    all calls of an earlier step were (``exact``): a function or an operator is the same kernel then."""
     verdicts, errors = tree.verdicts, tree.verdicts.errors
     if verdicts.criterion.limits or tree.is_foreign:
         return {}
@@ -46,21 +49,24 @@ def unlike(tree: Tree) -> dict[int, int]:
     clean = given & (verdicts.error_in == 0) & (np.bincount(errors.pair[errors.inputs & ~same], minlength=count) == 0)
     clean &= tree.streams[0].during(*PHASES)[errors.calls[0]] & (verdicts.role != INCOMPARABLE)
     at = np.flatnonzero(errors.outputs & clean[errors.pair])
-    differ = at[_differs(tree, at)]
+    kernels = tree.streams[0].of_level("api", "aten") & tree.streams[0].during("forward")
+    same_kernel = exact & kernels[errors.calls[0][errors.pair]]
+    differ = at[_differs(tree, at, np.where(same_kernel[at], CHANCE, ENOUGH))]
     if not len(differ):
         return {}
     kinds = dict(zip(at.tolist(), _kinds(tree, at).tolist(), strict=True))
     siblings = {kinds[n]: int(errors.pair[n]) for n in at[same[at]][::-1].tolist()}
-    found = {int(errors.pair[n]): siblings[kinds[n]] for n in differ.tolist() if kinds[n] in siblings}
+    known = (n for n in differ.tolist() if kinds[n] in siblings or same_kernel[n])
+    found = {int(errors.pair[n]): siblings.get(kinds[n], NONE) for n in known}
     return {pair: sibling for pair, sibling in found.items() if _is_closed(tree, pair)}
 
 
-def _differs(tree: Tree, at: Numbers) -> Array:
-    """Tell which entries differ in many elements, as far as their norms tell."""
+def _differs(tree: Tree, at: Numbers, least: Array) -> Array:
+    """Tell which entries differ in many elements, as far as their norms tell: in ``least`` by a rounding."""
     errors = tree.verdicts.errors
     unit, numel, relative = errors.unit[at], tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
     with np.errstate(all="ignore"):
-        many = numel * (relative / (2 * unit)) ** 2 >= ENOUGH
+        many = numel * (relative / (2 * unit)) ** 2 >= least
     told = ~errors.unsized[at] & np.isfinite(relative) & (relative > tree.verdicts.tolerated[at])
     return np.asarray(told & many & (unit > 0) & (numel >= ENOUGH))
 

@@ -11,6 +11,13 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4
+"""What decides of a call beside the row of the criterion, where something does: an index into `words.reasons.DECIDED`."""
+
+ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
+"""What a compared call is by its errors: within rounding, bitwise equal, explained by its inputs or a suspect, of unknown size."""
+AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
+
 
 class Why(Enum):
     """What was found; beside each stand its facts, in order."""
