@@ -393,6 +393,17 @@ def test_the_place_of_another_shape_and_of_a_lost_gradient(forms: tuple[str, str
         assert (result.verdict, result.culprit.scope, result.culprit.phase) == ("deviates", "1", phase), result.sentence
 
 
+def test_a_module_that_an_identity_replaces_is_named_and_no_layer_in_it(tmp_path: Path) -> None:
+    for replaced in (False, True):
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model = nn.Sequential(nn.Linear(6, 8), nn.Identity() if replaced else inner, nn.Tanh())
+        with trueup.capture(tmp_path / str(replaced), model=model):
+            model(torch.randn(3, 6))
+    result = trueup.compare(tmp_path / "False", tmp_path / "True")
+    assert (result.verdict, result.culprit.scope) == ("deviates", "1"), result.sentence
+
+
 def test_a_cast_of_an_earlier_step_where_no_operator_shows_it(tmp_path: Path) -> None:
     """Autocast around the training keeps the weights that it cast; the first step was bitwise equal, so kernels are the same."""
     for kept in (False, True):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.streams import Array, Row, Stream
+from trueup.comparison.graph.streams import Array, Row, Stream, distinct
 from trueup.comparison.measures.measure import Distance
 from trueup.comparison.measures.thresholds import ANY_ORDER, CHANCE, ENOUGH, PRECISE, SHARED
 from trueup.comparison.normalise.updates import ADDED, STEP
@@ -44,6 +44,7 @@ def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites
     """Describe a suspected call in full; ``sites`` are the call stacks of both sides."""
     judged = suspect.judged
     _name_weight(suspect, (baseline, candidate))
+    _name_module(suspect, (baseline, candidate))
     slots = [_slot(e, judged, baseline, candidate) for e in judged.call.slots.values()]
     if judged.call.arguments is not None:
         first, second = judged.call.arguments
@@ -91,6 +92,21 @@ def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     otherwise = ran_otherwise(most)
     said += [] if otherwise is None else [otherwise]
     suspect.because = tuple(said)
+
+
+def _name_module(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
+    """Say where one run alone executes something which module at the same path of the other run executes nothing, the outermost:
+    one that was replaced by an identity, and not the last layer inside it."""
+    call = suspect.judged.call
+    if suspect.kind != "region" or all(suspect.sides):
+        return
+    other = streams[0 if suspect.sides[1] else 1]
+    modules, ran = ({other.names.name(n) or "" for n in distinct(other.scope[its]).tolist()} for its in
+                    (other.of_level("module"), ~other.of_level("module")))  # fmt: skip
+    parts = call.candidate.scope.split(".")
+    outer = (".".join(parts[: n + 1]) for n in range(len(parts)) if ran)
+    idle = (one for one in outer if one in modules and not any(f"{of}.".startswith(f"{one}.") for of in ran))
+    call.candidate = dataclasses.replace(call.candidate, scope=next(idle, call.candidate.scope))
 
 
 def _related(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
