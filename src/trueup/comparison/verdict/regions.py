@@ -126,15 +126,15 @@ class Regions:
             done, lasting = self._with_family(side, self.readers[side]), stream.during(*LASTING)
             calls = (call for call in loose[side] if lasting[call] and call not in done)
             ends |= {call: stream.slots_of(call, is_output).tolist() for call in calls}
-            ends |= (states := {call: its for call in loose[side] if (its := self._states(side, call))})
+            forward = stream.during("forward") & ~stream.has_children
+            ends |= (states := {call: its for call in loose[side] if (its := self._states(side, call, forward))})
             self.states |= {(side, call) for call in states}
             spare = (call for call in loose[side] if call not in done and call not in ends)
             self.spare.append({call: stream.slots_of(call, is_output).tolist() for call in spare})
 
-    def _states(self, side: int, call: int) -> list[int]:
+    def _states(self, side: int, call: int, forward: Array) -> list[int]:
         """Return what a call of a forward changes in memory of an earlier step and this one's reads no more: running statistics."""
         stream, at, given = self.tree.streams[side], call, self.tree.streams[side].slots_of(call, is_input)
-        forward = (stream.phase == stream.names.number("forward")) & ~stream.has_children
         while at != NONE and has(stream.names.names[int(stream.op[at])], "in-place") and len(read := stream.slots_of(at, is_input)):
             at = int(stream.producers[read[0]])
         made = stream.slots_of(call, is_output if at == NONE else is_written) if forward[call] else given[:0]
@@ -434,9 +434,9 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
 
 def _passes_on(stream: Stream, call: int) -> bool:
     """Tell whether all results of a call are what it got, by what is known of both: a module that does nothing (``Dropout(0)``)."""
-    known = np.where(stream.is_identified, stream.identity.astype(np.float64), 0)
-    told = np.stack([stream.numel, stream.mean, stream.l2, known], axis=1)
-    read, made = (told[stream.slots_of(call, kind)] for kind in (is_input, is_output))
+    slots = [stream.slots_of(call, kind) for kind in (is_input, is_output)]
+    known = [np.where(stream.is_identified[k], stream.identity[k].astype(np.float64), 0) for k in slots]
+    read, made = (np.c_[stream.numel[k], stream.mean[k], stream.l2[k], its] for k, its in zip(slots, known, strict=True))
     return len(made) > 0 and bool((made[:, None] == read).all(axis=2).any(axis=1).all())
 
 
@@ -453,13 +453,10 @@ def _ends(stream: Stream, unmatched: Array) -> dict[int, list[int]]:
     for call in calls:
         forward = stream.find(int(stream.forward_seq[call]))
         given = stream.slots(forward) if forward != NONE else {}
-        slots = [
-            k for slot, k in stream.slots(call).items()
-            if is_output(stream.names.names[slot]) and (int(stream.seq[call]), slot) not in read
-            and (forward == NONE or _is_made_by_none(stream, given, stream.names.names[slot]))
-            and not (stream.mixed and _is_told(stream, call, k))
-        ]  # fmt: skip
-        if slots:
+        known, seq = stream.names.names, int(stream.seq[call])
+        made = ((known[slot], k) for slot, k in stream.slots(call).items() if (seq, slot) not in read)
+        made = ((name, k) for name, k in made if is_output(name) and not (stream.mixed and _is_told(stream, call, k)))
+        if slots := [k for name, k in made if forward == NONE or _is_made_by_none(stream, given, name)]:
             found[call] = slots
     return found
 
