@@ -61,6 +61,7 @@ def test_sums_are_those_of_float64(dtype: str) -> None:
         counts = np.count_nonzero(one), np.count_nonzero((one < -1) | (one > 0.5))
         assert row[0] == pytest.approx(np.sum(one * one), rel=1e-12)
         assert row[1:].tolist() == [0, 0, 0, *ends, *counts]
+    np.testing.assert_array_equal(_in_all(SPREAD, x)[:, :7], rows[:, :7])  # without ends another loop runs
     for row, one, two in zip(_in_all(ALIKE, x, y), wide, other, strict=True):
         want = np.sum(one * one), np.sum(two * two), np.sum(one * two), np.sum(np.sign(one * two))
         np.testing.assert_allclose(row[:4], want, rtol=1e-12)

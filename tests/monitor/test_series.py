@@ -66,15 +66,15 @@ def test_files_take_a_share_of_cpu_time(tmp_path: Path, monkeypatch: pytest.Monk
         clock.now, clock.cpu = now, cpu
         writer.append(int(now), [(("loss",), np.array([1.0]))])
         writer._finish_writing()
-        writer._took = 0.01  # 500 times that are 5 s
+        writer._took = 0.01  # 1,000 times that are 10 s
         return len(list(tmp_path.glob("rank-00000/series-*.parquet")))
 
     assert files(0.5, 0.1) == 0
     assert files(1.5, 0.2) == 1  # a second
     assert files(9.0, 2.0) == 1  # seconds went by, but others had the processor
-    assert files(10.0, 5.5) == 2
-    assert files(69.0, 7.0) == 2
-    assert files(70.5, 7.0) == 3  # a minute
+    assert files(10.0, 10.5) == 2
+    assert files(69.0, 12.0) == 2
+    assert files(70.5, 12.0) == 3  # a minute
     writer.close("complete")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +147,15 @@ def test_weights_that_lie_in_another_order(tmp_path: Path, dtype: torch.dtype) -
     assert last["update_ratio/0"] == pytest.approx(float(change / torch.cat([w.flatten() for w in weights]).norm()), rel=1e-2)
     assert last["activation_saturated/1"] == pytest.approx(float(((out < 0.01) | (out > 0.99)).float().mean()), abs=1e-6)
     assert last["activation_max/1"] == float(out.detach().abs().max())
+
+
+def test_copies_of_large_and_small_weights_are_exact() -> None:
+    probe = SimpleNamespace(_room=[])
+    for _ in range(2):  # the second time into the memory of the first
+        held = [torch.randn(300, 301), torch.randn(7), torch.randn(300, 301).t(), torch.randn(70_001).bfloat16()]
+        copies = monitoring.TorchProbe.copied(probe, held)  # type: ignore[arg-type]
+        assert all(torch.equal(one, other) for one, other in zip(held, copies, strict=True))
+    assert copies is probe._room
 
 
 def test_attention_is_that_of_its_definition(tmp_path: Path) -> None:

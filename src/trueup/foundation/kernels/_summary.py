@@ -199,7 +199,7 @@ STREAMED = {name: _compiled.KINDS[name] for name in ("float32", "float16", "bflo
 
 
 def streams(
-    what: int, table: Sequence[int], ends: tuple[float, float] = (-math.inf, math.inf), threads: int = 1
+    what: int, table: Sequence[int] | NDArray[np.int64], ends: tuple[float, float] = (-math.inf, math.inf), threads: int = 1
 ) -> NDArray[np.float64] | None:  # fmt: skip
     """Return a row for each five numbers of ``table``: address, kind (of `STREAMED`), address and kind of the other of the pair (0
     where there is none), and elements, which lie in a row in memory. None where the compiled kernel is not there.
@@ -211,7 +211,7 @@ def streams(
     take = getattr(_compiled.native(), "streams", None)  # an older kernel, which was said, has none
     if take is None:
         return None
-    entries = np.array(table, np.int64)
+    entries = np.ascontiguousarray(table, np.int64).reshape(-1)
     count = len(entries) // 5
     out = np.empty((count, 8))
     take(what, _address(entries), count, *ends, _address(out), threads)

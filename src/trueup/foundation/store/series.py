@@ -39,7 +39,7 @@ from trueup.foundation.store.reader import Capture, open_capture
 SERIES = re.compile(r"series-([0-9]{4,9})\.parquet")
 BLOCK = 2048  # most steps of a file
 SECONDS = (1.0, 60.0)  # after which a file is written, however few steps it has: a tenth of the run so far, within these
-SHARE = 1 / 500  # of the process's CPU time that writing may take, within the longest of those: many series take long to encode
+SHARE = 1 / 1000  # of the process's CPU time that writing may take, within the longest of those: many series take long to encode
 FEW = 64  # steps of a file that is not compressed: that would take longer than all else of it
 MOST_SERIES = 100_000  # of a rank; a file that claims more is no monitor's
 AT_A_TIME = 512  # columns that are read together

@@ -77,8 +77,8 @@ static NOINLINE void stream_alike(const float *x, const float *y, int n, StreamS
 static NOINLINE void stream_above(const float *x, const float *y, int n, StreamSums *s) { stream_pairs(STREAM_ABOVE, x, y, n, s); }
 static NOINLINE void stream_apart(const float *x, const float *y, int n, StreamSums *s) { stream_pairs(STREAM_APART, x, y, n, s); }
 
-/* Squares, extremes, what is not zero, what is beyond the ends; a NaN is in the squares. */
-static NOINLINE void stream_spread(const float *x, int n, float low, float high, StreamSums *s, StreamRow *row)
+/* Squares, extremes, what is not zero, what is beyond the ends where there are some; a NaN is in the squares. */
+static ALWAYS_INLINE void stream_one(const float *x, int n, int bounded, float low, float high, StreamSums *s, StreamRow *row)
 {
     Vector_double a[REGISTERS_16];
     memcpy(a, s->a, sizeof a);
@@ -99,8 +99,9 @@ static NOINLINE void stream_spread(const float *x, int n, float low, float high,
             memcpy(&v, x + i + FLOATS * k, sizeof v);
             least[k] = min_float(v, least[k]);
             most[k] = max_float(v, most[k]);
-            others[k] -= (Bits_float)(v != 0);
-            beyond[k] -= (Bits_float)((v < low) | (v > high));
+            others[k] = count_others_float(others[k], v);
+            if (bounded)
+                beyond[k] -= (Bits_float)((v < low) | (v > high));
 #pragma GCC unroll 2
             for (int p = 0; p < 2; p++) {
                 const Vector_double d = part_float(x + i + FLOATS * k, v, p);
@@ -117,6 +118,12 @@ static NOINLINE void stream_spread(const float *x, int n, float low, float high,
             row->high = most[k][j] > row->high ? most[k][j] : row->high;
         }
     }
+}
+
+static NOINLINE void stream_spread(const float *x, int n, StreamSums *s, StreamRow *row) { stream_one(x, n, 0, 0, 0, s, row); }
+static NOINLINE void stream_bounded(const float *x, int n, float low, float high, StreamSums *s, StreamRow *row)
+{
+    stream_one(x, n, 1, low, high, s, row);
 }
 
 /* Of the last piece of a tensor, fill up to a multiple of 16 with what counts for nothing. */
@@ -149,7 +156,10 @@ static void stream(int op, const StreamPair *pair, int64_t at, int64_t end, floa
         const float *x = stream_widened(pair->x + at * pair->kind_x->width, pair->kind_x, n, one);
         if (op == STREAM_SPREAD) {
             const int full = n / SUMS * SUMS;
-            stream_spread(x, full, low, high, &s, row);
+            if (low == -INFINITY && high == INFINITY)
+                stream_spread(x, full, &s, row);
+            else
+                stream_bounded(x, full, low, high, &s, row);
             double *sums = (double *)s.a;
             for (int i = full; i < n; i++) {
                 const float v = x[i];

@@ -41,6 +41,12 @@ static ALWAYS_INLINE Bits_double count_below_double(Bits_double count, Bits_doub
     __mmask8 m = _mm512_cmplt_epu64_mask((__m512i)bits, (__m512i)limit);
     return (Bits_double)_mm512_mask_sub_epi64((__m512i)count, m, (__m512i)count, _mm512_set1_epi64(-1));
 }
+/* One more where v is not 0. */
+static ALWAYS_INLINE Bits_float count_others_float(Bits_float count, Vector_float v)
+{
+    __mmask16 m = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    return (Bits_float)_mm512_mask_sub_epi32((__m512i)count, m, (__m512i)count, _mm512_set1_epi32(-1));
+}
 static ALWAYS_INLINE int reaches_float(Vector_float low, Vector_float high, float limit)
 {
     return _mm512_cmp_ps_mask((__m512)low, _mm512_set1_ps(-limit), _CMP_LE_OQ) |
@@ -78,6 +84,10 @@ static ALWAYS_INLINE Bits_float count_below_float(Bits_float count, Bits_float b
 static ALWAYS_INLINE Bits_double count_below_double(Bits_double count, Bits_double bits, Bits_double limit)
 {
     return count - (Bits_double)((Mask_double)bits < (Mask_double)limit);
+}
+static ALWAYS_INLINE Bits_float count_others_float(Bits_float count, Vector_float v)
+{
+    return count - (Bits_float)(v != 0);
 }
 #endif
 

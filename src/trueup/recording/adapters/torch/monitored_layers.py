@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from trueup.recording.engine.monitored_layers import QUERIES, Layers
-from trueup.recording.engine.monitoring import FRAMEWORKS, callers
+from trueup.recording.engine.monitoring import FRAMEWORKS, PLANS, callers
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -34,6 +34,7 @@ class TorchLayers(Layers):
     def __init__(self, probe: Any) -> None:
         super().__init__(probe)
         self._hooks: list[Any] = []
+        self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}  # of attention that are read, by how many there are
         self.trains = True  # the model's present or last forward makes gradients
 
     def replacements(self) -> list[Replacement]:
@@ -123,7 +124,7 @@ class TorchLayers(Layers):
         mask = options.get("attn_mask", given[1] if len(given) > 1 else None)
         causal = options.get("is_causal", given[3] if len(given) > 3 else False)
         q, k = query.detach(), key.detach()
-        rows = torch.linspace(0, q.shape[-2] - 1, min(QUERIES, q.shape[-2]), device=q.device).long()
+        rows = self._queries(q.shape[-2], q.device)
         q, k = q[(0,) * (q.dim() - 3)][..., rows, :].float(), k[(0,) * (k.dim() - 3)].float()  # heads of the first sample
         if k.shape[0] != q.shape[0]:  # grouped queries
             k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
@@ -146,13 +147,25 @@ class TorchLayers(Layers):
         return result
 
     def _weighed(self, logits: torch.Tensor, weights: torch.Tensor) -> None:
-        rows = torch.linspace(0, weights.shape[-2] - 1, min(QUERIES, weights.shape[-2]), device=weights.device).long()
-        self._keep(logits.detach().amax().float(), weights.detach()[0][..., rows, :].float())
+        rows = self._queries(weights.shape[-2], weights.device)
+        self._keep(logits.detach().amax().float(), weights.detach()[0].index_select(-2, rows).float())
+
+    def _queries(self, count: int, device: torch.device) -> torch.Tensor:
+        """Return the places of the queries that are read, evenly spaced."""
+        found = self._rows.get((count, device))
+        if found is None:
+            found = torch.linspace(0, count - 1, min(QUERIES, count), device=device).long()
+            if type(found) is torch.Tensor and len(self._rows) < PLANS:
+                self._rows[count, device] = found
+        return found
 
     def _keep(self, largest: torch.Tensor, weights: torch.Tensor) -> None:
-        self.attended(self._scope(), lambda: [
-            largest, -(weights * weights.clamp_min(1e-30).log()).sum(-1).nanmean(), weights.amax(-1).nanmean(),
-        ])  # fmt: skip
+        def compute() -> Sequence[Any]:
+            rows = torch.stack([weights.clamp_min(1e-30).log_().mul_(weights).sum(-1).neg_(), weights.amax(-1)])
+            found = [largest, *rows.flatten(1).nanmean(1).unbind()]
+            return torch.stack(found).tolist() if largest.is_cpu else found
+
+        self.attended(self._scope(), compute)
 
     def _scope(self) -> str:
         """Return the module whose code calls, by its frame: the nearest one that is known."""

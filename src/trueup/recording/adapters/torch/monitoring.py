@@ -16,28 +16,29 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, streams
+from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, native, streams
 from trueup.foundation.settings import Group, severity
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
 from trueup.recording.adapters.torch.models import optimizer_facts
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers, collectives
 from trueup.recording.engine.monitored_layers import Floats, Numbers
-from trueup.recording.engine.monitored_step import DIGEST_BITS, EDGES, GOLDEN, ITERATIONS, LOSS, Made, StepProbe
+from trueup.recording.engine.monitored_step import DIGEST_BITS, EDGES, GOLDEN, ITERATIONS, Made, StepProbe
 from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
 from trueup.recording.engine.replacing import Around
 
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
 VARIANCE = ("exp_avg_sq",)
 NO_ENDS = -math.inf, math.inf
+STREAMS_FROM = 1 << 16  # bytes of a copy past the caches (as of `trueup.foundation.kernels.copy`): smaller ones are soon read again
 CHUNK = 1 << 24  # elements that are widened at a time
 KINDS = {getattr(torch, name): number for name, number in STREAMED.items()}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are their memory
@@ -51,36 +52,36 @@ class TorchKernels:
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> Numbers:
         """By kernels over all of a device at once."""
-        held = plain(tensors)
-        rows = read(SPREAD, held)
+        rows = read(SPREAD, tensors)
         if rows is not None:
             return np.sqrt(rows[:, 0])
+        held = plain(tensors)
         try:
             return list(torch._foreach_norm(held, 2, torch.float32))
         except (TypeError, RuntimeError):  # before PyTorch 2.4, or of dtypes that it does not take
             return [torch.linalg.vector_norm(one.float()) for one in held]
 
     def differences(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
-        held, before = plain(tensors), plain(others)
-        rows = read(APART, held, before)
+        rows = read(APART, tensors, others)
         if rows is not None:
             return np.sqrt(rows[:, [1, 0]]).T.ravel()
+        held, before = plain(tensors), plain(others)
         return [*self.norms(torch._foreach_sub(held, before)), *self.norms(held)]
 
     def alike(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
-        ones, twos = plain(tensors), plain(others)
-        rows = read(ALIKE, ones, twos)
+        rows = read(ALIKE, tensors, others)
         if rows is not None:
             return np.concatenate([rows[:, 2], rows[:, 3], np.sqrt(rows[:, 0]), np.sqrt(rows[:, 1])])
+        ones, twos = plain(tensors), plain(others)
         products = [one.float() * other.float() for one, other in zip(ones, twos, strict=True)]
         signs = [one.sign().sum() for one in products]  # costs a tenth of a count
         return [*(one.sum() for one in products), *signs, *self.norms(ones), *self.norms(twos)]
 
     def above(self, momenta: Sequence[torch.Tensor], variances: Sequence[torch.Tensor]) -> Numbers:
-        m, v = plain(momenta), plain(variances)
-        rows = read(ABOVE, m, v)
+        rows = read(ABOVE, momenta, variances)
         if rows is not None:
             return np.concatenate([np.sqrt(rows[:, 1]), np.sqrt(rows[:, 0]), rows[:, 3]])
+        m, v = plain(momenta), plain(variances)
         signs = [torch.addcmul(two, one, one, value=-1.0).sign().sum() for one, two in zip(m, v, strict=True)]
         return [*self.norms(v), *self.norms(m), *signs]
 
@@ -103,11 +104,10 @@ class TorchKernels:
         return numbers
 
     def ends(self, tensors: Sequence[torch.Tensor]) -> Numbers:
-        held = plain(tensors)
-        rows = read(SPREAD, held)
+        rows = read(SPREAD, tensors)
         if rows is not None:
             return rows[:, [4, 5]].T.ravel()
-        found = [torch.aminmax(one) for one in held]
+        found = [torch.aminmax(one) for one in plain(tensors)]
         return [*(one.min for one in found), *(one.max for one in found)]
 
     def moved(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Numbers:
@@ -282,7 +282,8 @@ class TorchProbe(StepProbe):
         return [group.get("lr") for group in optimizer.param_groups]
 
     def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """On a CPU into the same memory each time: fresh pages cost twice as much as what is written to them."""
+        """On a CPU into the same memory each time: fresh pages cost twice as much as what is written to them; and past the caches,
+        by which the lines that are filled are not read before."""
         held = [one.detach() for one in tensors]
         alike = len(held) == len(self._room) and all(
             one.shape == other.shape and one.dtype == other.dtype and one.device == other.device and one.stride() == other.stride()
@@ -291,7 +292,16 @@ class TorchProbe(StepProbe):
         if not alike:
             self._room = [one.clone() for one in held]
         else:
-            torch._foreach_copy_(self._room, held)
+            copy = getattr(native(), "copy", None)
+            rest = []
+            for one, room in zip(held, self._room, strict=True):
+                size = one.element_size()
+                if copy is not None and one.is_cpu and one.is_contiguous() and size * one.numel() >= STREAMS_FROM:
+                    copy(one.data_ptr(), size, (one.numel(),), (size,), room.data_ptr())
+                else:
+                    rest.append((room, one))
+            if rest:
+                torch._foreach_copy_([to for to, _ in rest], [one for _, one in rest])
         return self._room
 
     def scale(self, scaler: Any) -> torch.Tensor | None:
@@ -318,14 +328,11 @@ class TorchProbe(StepProbe):
         self._add_loss(one)
 
     def _add_loss(self, loss: torch.Tensor) -> None:
-        value = loss.detach().reshape(()).double() if loss.device.type == "cpu" else loss.detach().reshape(()).float()
-        self.lost(value.clone() if self._loss is None else value.to(self._loss.device))
-
-    def put_loss(self) -> None:
-        if self._loss is not None and self._loss.device.type == "cpu":
-            self._host.append((LOSS, np.array([float(self._loss)])))
-        else:
-            super().put_loss()
+        if loss.is_cpu:
+            self.lost(loss.item())  # a number of Python's: each operation on a tensor takes longer than the number does
+            return
+        value = loss.detach().reshape(()).float()
+        self.lost(value.to(self._loss.device) if isinstance(self._loss, torch.Tensor) else value.clone())
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         result = original(scaler, outputs)
@@ -484,31 +491,49 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 def read(
     what: int, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (), ends: tuple[float, float] = NO_ENDS
 ) -> Floats | None:  # fmt: skip
-    """Return a row of the compiled kernel (`trueup.foundation.kernels.streams`) for each tensor or pair on a CPU; None where a
-    tensor is none for it."""
-    table: list[int] = []
+    """Return a row of the compiled kernel (`trueup.foundation.kernels.streams`) for each tensor or pair on a CPU, of what this rank
+    holds of it; None where a tensor is none for it."""
+    if tensors and not tensors[0].is_cpu:
+        return None
     kept: list[torch.Tensor] = []  # until the kernel has read them
+    table = _table(tensors, others, kept)
+    if table is None:
+        table = _table(plain(tensors), plain(others), kept)
+    return None if table is None else streams(what, table, ends, torch.get_num_threads())
+
+
+def _table(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], kept: list[torch.Tensor]) -> NDArray[np.int64] | None:
+    """Return what the kernel is told of tensors or pairs; ``kept`` gets the copies that have to be made."""
     try:
-        for one, other in zip(tensors, others or repeat(None), strict=bool(others)):
-            sides = one, other
-            if other is not None and (other.numel() != one.numel() or other.stride() != one.stride()):
-                sides = one.contiguous(), other.contiguous().reshape(one.shape)
-                kept += sides
-            for side in sides:
-                if side is None:
-                    table += (0, 0)
-                    continue
-                kind = KINDS.get(side.dtype)
-                if kind is None or not side.is_cpu or type(side) not in PLAIN:
-                    return None
-                if not side.is_contiguous():
-                    side = _in_a_row(side)
-                    kept.append(side)
-                table += (side.data_ptr(), kind)
-            table.append(one.numel())
+        if not others:
+            return _entries(ones, kept)
+        pairs = [(one, other) if other.stride() == one.stride() and other.numel() == one.numel() else _alike(one, other)
+                 for one, other in zip(ones, others, strict=True)]  # fmt: skip
+        left, right = (_entries([pair[side] for pair in pairs], kept) for side in (0, 1))
     except RuntimeError:  # a tensor that stands for another, or of another size
         return None
-    return streams(what, table, ends, torch.get_num_threads())
+    if left is None or right is None:
+        return None
+    left[:, 2:4] = right[:, :2]
+    return left
+
+
+def _entries(tensors: Sequence[torch.Tensor], kept: list[torch.Tensor]) -> NDArray[np.int64] | None:
+    table: list[int] = []
+    for one in tensors:
+        kind = KINDS.get(one.dtype)
+        if kind is None or type(one) not in PLAIN or not one.is_cpu or one.layout is not torch.strided:
+            return None
+        if not one.is_contiguous():
+            one = _in_a_row(one)
+        kept.append(one)
+        table += (one.data_ptr(), kind, 0, 0, one.numel())
+    return np.array(table, np.int64).reshape(-1, 5)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two tensors whose elements lie in the same order."""
+    return one.contiguous(), other.contiguous().reshape(one.shape)
 
 
 def _in_a_row(tensor: torch.Tensor) -> torch.Tensor:
