@@ -1,14 +1,16 @@
 """What `trueup monitor` costs beside msprobe's TrainerMon, and how often its alerts are wrong.
 
-    python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 5 minutes; without --rival Trueup alone
+    python benchmarks/monitoring.py cost --rival /tmp/rival/bin/python   # 10 minutes; without --rival Trueup alone
     python benchmarks/monitoring.py part                                 # a minute: CPU time of the monitor's own code
     python benchmarks/monitoring.py part --first 0                       # of its beginning, which has everything in 42 of 100 steps
     python benchmarks/monitoring.py alerts                               # 3 minutes: 100,000 healthy steps of 5 kinds, 11 faults
 
-`cost`: the GPT of `models.py`, one thread. A process switches the monitor off and on in turn (TrainerMon cannot be taken off again:
-its process runs plain blocks, then its own), and processes of both tools take turns. Each tenth step is taken in full by both:
-activations, gradients, moments, weights, direction of gradients. CPU seconds of the whole process, so other work counts little;
-a ratio is that of two blocks beside each other. The rival's environment: `pip install mindstudio-probe` beside the same PyTorch.
+`cost`: the GPT of `models.py`, one thread. A process switches the monitor on for single steps, each beside the mean of the two
+steps around it without: the clock of a shared machine drifts by more than the monitor costs. Each tenth one is taken in full by
+both tools: activations, gradients, moments, weights, direction of gradients. A file that is due is written within its step.
+(TrainerMon cannot be taken off again: its process runs plain blocks, then its own.) Processes of both tools take turns. CPU
+seconds of the whole process, so other work counts little. Said are medians, of steps with everything by a tenth, and their 95 %
+interval (bootstrap). The rival's environment: `pip install mindstudio-probe` beside the same PyTorch.
 
 `part`: the CPU time between the entrance and the end of each of the monitor's hooks, and of the thread that writes files, beside
 that of reading once what has to be read: gradients in each step; in each tenth weights twice, their copy, moments, outputs.
@@ -34,6 +36,10 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 EVERY, BLOCK, WARM = 10, 20, 10
+NEVER = 1_000_000  # steps apart
+Ratios = dict[str, list[tuple[float, float, float]]]  # by kind of step: CPU seconds of a plain one, and ratios of CPU and clock
+SHARES = {"all": 1.0, "usual": 1 - 1 / EVERY, "full": 1 / EVERY}
+DRAWS = 2000
 LATER = 1000  # a step from which on everything is taken in each tenth alone
 STEPS, SERIES = 100_000, 100
 NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
@@ -68,23 +74,34 @@ def measured(tool: str, blocks: int) -> None:
     print(json.dumps({"tool": tool, "ratios": found, "load": os.getloadavg()[0]}))
 
 
-def with_trueup(step: Any, folder: Path, blocks: int) -> list[tuple[float, float, float]]:
-    """Switch one monitor off and on, ten steps each: the clock of a shared machine drifts by more than the monitor costs."""
+def with_trueup(step: Any, folder: Path, blocks: int) -> Ratios:
+    """Switch one monitor on for each second step, and let each tenth of these have everything."""
     import trueup
 
-    found = []
-    with trueup.monitor(step.model, step.optimizer, folder / "m", every=EVERY, step=LATER) as monitor:
+    found: Ratios = {"usual": [], "full": []}
+    with trueup.monitor(step.model, step.optimizer, folder / "m", step=10 * NEVER + 1) as monitor:
+
+        def own() -> None:
+            step()
+            monitor._writer._finish_writing()  # else the step after it pays for the file
+
         seconds(step, WARM)
-        for _ in range(blocks * 4):
-            monitor.obey(["off"])
-            plain = seconds(step, EVERY)
+        monitor.obey(["off"])
+        before = seconds(step, 1)
+        for one in range(blocks * BLOCK):
+            what = "usual" if one % EVERY else "full"
             monitor.obey(["on"])
-            own = seconds(step, EVERY)
-            found.append((plain[0], own[0] / plain[0], own[1] / plain[1]))
+            monitor.wanted.every = 1 if what == "full" else NEVER
+            with_it = seconds(own, 1)
+            monitor.obey(["off"])
+            after = seconds(step, 1)
+            cpu, wall = ((x + y) / 2 for x, y in zip(before, after, strict=True))
+            found[what].append((cpu, with_it[0] / cpu, with_it[1] / wall))
+            before = after
     return found
 
 
-def with_trainer_mon(step: Any, folder: Path, blocks: int) -> list[tuple[float, float, float]]:
+def with_trainer_mon(step: Any, folder: Path, blocks: int) -> Ratios:
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder / "out")
     from msprobe.pytorch import TrainerMon
 
@@ -98,7 +115,7 @@ def with_trainer_mon(step: Any, folder: Path, blocks: int) -> list[tuple[float, 
     monitor = TrainerMon(str(folder / "config.json"), params_have_main_grad=False)
     monitor.set_monitor(step.model, step.optimizer, grad_acc_steps=1)
     seconds(step, WARM)
-    return [(cpu, (own := seconds(step, BLOCK))[0] / cpu, own[1] / wall) for cpu, wall in plain]
+    return {"all": [(cpu, (own := seconds(step, BLOCK))[0] / cpu, own[1] / wall) for cpu, wall in plain]}
 
 
 def part(steps: int, first: int) -> None:
@@ -162,7 +179,7 @@ def part(steps: int, first: int) -> None:
 def cost(rival: str | None, rounds: int, blocks: int) -> None:
     """Let processes of both tools take turns and print medians."""
     tools = [("trueup", sys.executable), *([("msprobe", rival)] if rival else [])]
-    ratios: dict[str, list[tuple[float, float, float]]] = {name: [] for name, _ in tools}
+    ratios: dict[str, Ratios] = {name: {} for name, _ in tools}
     loads = []
     for _ in range(rounds):
         for name, python in tools:
@@ -172,19 +189,29 @@ def cost(rival: str | None, rounds: int, blocks: int) -> None:
                 print(f"{name}: did not run\n{done.stderr[-2000:]}")
                 continue
             held = json.loads(done.stdout.strip().splitlines()[-1])
-            ratios[name] += held["ratios"]
+            for kind, found in held["ratios"].items():
+                ratios[name].setdefault(kind, []).extend(found)
             loads.append(held["load"])
     print(f"load of the machine {min(loads):.1f} to {max(loads):.1f}, {os.cpu_count()} cores, one thread, GPT of 6.9 M parameters")
-    print("tool      plain step  CPU: median [lowest - highest]      clock: median [lowest - highest]")
-    for name, held in ratios.items():
-        if held:
-            step, cpu, wall = zip(*held, strict=True)
-            print(f"{name:8}  {statistics.median(step) * 1e3:7.0f} ms  {spoken(cpu)}  {spoken(wall)}")
+    print("tool      plain step  CPU: median [95 % interval]           clock: median [95 % interval]          of so many")
+    for name, kinds in ratios.items():
+        if kinds:
+            plain = statistics.median(one[0] for held in kinds.values() for one in held)
+            count = ", ".join(f"{len(held)} {kind}" for kind, held in kinds.items())
+            print(f"{name:8}  {plain * 1e3:7.0f} ms  {spoken(kinds, 1)}  {spoken(kinds, 2)}  {count}")
+            for kind, held in kinds.items() if len(kinds) > 1 else ():
+                print(f"  {kind:18}  {spoken({kind: held}, 1)}  {spoken({kind: held}, 2)}")
 
 
-def spoken(ratios: tuple[float, ...]) -> str:
-    lowest, middle, highest = (100 * (one - 1) for one in (min(ratios), statistics.median(ratios), max(ratios)))
-    return f"{middle:+6.1f} % [{lowest:+6.1f} - {highest:+6.1f}]".ljust(34)
+def spoken(kinds: Ratios, column: int) -> str:
+    """Say by how much steps are longer: the median, of several kinds by their shares, and its 95 % interval."""
+    random, whole, middle, drawn = np.random.default_rng(0), sum(SHARES[kind] for kind in kinds), 0.0, np.zeros(DRAWS)
+    for kind, held in kinds.items():
+        values = 100 * (np.array([one[column] for one in held]) - 1)
+        middle += SHARES[kind] / whole * float(np.median(values))
+        drawn += SHARES[kind] / whole * np.median(values[random.integers(0, len(values), (DRAWS, len(values)))], axis=1)
+    lowest, highest = np.percentile(drawn, (2.5, 97.5))
+    return f"{middle:+6.2f} % [{lowest:+6.2f} - {highest:+6.2f}]".ljust(34)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- alerts
@@ -253,7 +280,7 @@ def main() -> None:
     parser.add_argument("what", choices=("cost", "part", "alerts", "one"))
     parser.add_argument("--rival", help="Python of an environment with mindstudio-probe")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--first", type=int, default=LATER, help="the step that `part` begins with")
     parser.add_argument("--tool", choices=("trueup", "msprobe"))
