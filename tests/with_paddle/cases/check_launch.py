@@ -40,8 +40,7 @@ def test_an_unedited_script_is_captured_its_data_workers_are_not(tmp_path: Path)
 
 
 def launched(into: Path, logs: Path) -> trueup.Capture:
-    # Not WARM: a rank that is forked may abort when its store goes.
-    launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
+    launch = [WARM, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
     run = cli("capture", "-o", into, "--", *launch, "--log_dir", logs, TRAIN.with_name("ranks.py"))
     assert run.returncode == 0, run.stderr[-3000:]
     return trueup.open_capture(into)
