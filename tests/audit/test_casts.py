@@ -117,6 +117,18 @@ def test_a_comparison_and_an_overflow_report_say_it(tmp_path: Path) -> None:
     assert not [note for note in trueup.overflow(base).notes if "cast" in note]
 
 
+def test_what_moves_tensors_without_a_cast_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording, x = Recording(), normal(4)
+    recording.call("torch.Tensor.to", [x], [x], level="api")
+    recording.call("torch.nn.functional.linear", [x, x], [x], level="api")
+    path = recording.write(tmp_path / "run")
+    monkeypatch.setattr("trueup.analysis.audit.reading.calls", None)
+    assert dangerous_casts(path).looked == 0
+    recording.call("torch.Tensor.to", [x], [x.astype(np.float16)], level="api")
+    with pytest.raises(TypeError, match="not callable"):
+        dangerous_casts(recording.write(tmp_path / "casts"))
+
+
 def test_two_tensors_that_could_not_be_measured(tmp_path: Path) -> None:
     recording = Recording()
     recording.call("torch.Tensor.half", [Slot(normal(4), "")], [Slot(normal(4).astype(np.float16), "stats")], level="api")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from typing import Any, Literal
 from trueup.analysis.audit import reading
 from trueup.analysis.audit.cast_danger import Danger, Kind, Numbers, family, is_mask, judge
 from trueup.analysis.audit.census import census, difference
-from trueup.analysis.audit.reading import dtypes
 from trueup.foundation.facts.anomaly import Place
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.model import Finding
@@ -24,6 +23,7 @@ from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean, counted, short_source
 
 MOST = 1000  # casts that are described
+LEVELS = ("api", "aten")  # those whose calls may be casts
 _STATISTICS = ("min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero", "n_saturated")
 _COLUMNS = (*_STATISTICS, "numel", "shape", "sketch")
 
@@ -84,8 +84,12 @@ class _Looking:
         self.narrowing = False  # whether they are, and there may be any
 
     def part(self, rank: int, step: int) -> None:
-        self.narrowing = self.implicit and len(reading.dtypes(self.capture, rank, step, is_product)) > 1
-        held = reading.calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=("api", "aten"))
+        kinds = reading.kinds(self.capture, rank, step)
+        self.narrowing = self.implicit and len(_products(kinds)) > 1
+        casting = {(op, dtype) for op, level, dtype in kinds if level in LEVELS and reading.cast_source(op)}
+        if not self.narrowing and len(casting) == len({op for op, _ in casting}):
+            return  # as a rule: what could cast moves tensors to a device, and their numbers need not be read
+        held = reading.calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=LEVELS)
         for one in reading.outermost([one for one in held if reading.cast_source(one.op)]):
             pair = _sides(one)
             if pair is not None and pair[0]["dtype"] != pair[1]["dtype"]:
@@ -124,13 +128,13 @@ class _Looking:
         bad = sum(cast.dangerous for cast in order)
         verdict: Literal["clean", "found", "inconclusive"]
         verdict = "found" if bad else "inconclusive" if self.unmeasured or not self.looked or self.capture.lost else "clean"
-        blind = {"api", "aten"}.isdisjoint(self.capture.levels)
+        blind = set(LEVELS).isdisjoint(self.capture.levels)
         unsure = bool(self.unmeasured or blind or self.capture.lost)
         return Casts(verdict, self._sentence(order, bad), tuple(order), self.looked, self.unmeasured, self.masks, unsure)
 
     def _sentence(self, order: list[Cast], bad: int) -> str:
         if not self.looked:
-            if {"api", "aten"}.isdisjoint(self.capture.levels):
+            if set(LEVELS).isdisjoint(self.capture.levels):
                 return "could not tell of casts: the capture holds modules alone; record level api or aten"
             return "could not tell of casts: none was recorded"
         if bad:
@@ -189,10 +193,12 @@ def notes_beside(captures: tuple[Capture, Capture], culprit: Finding) -> list[st
     rank, step = culprit.rank, culprit.step
     if not all(rank in capture.ranks and step in capture.steps for capture in captures):
         return []
-    seen = {_key(cast) for cast in dangerous_casts(baseline, step=step, rank=rank).dangerous}
-    found = [cast for cast in dangerous_casts(candidate, step=step, rank=rank).dangerous if _key(cast) not in seen]
+    found = dangerous_casts(candidate, step=step, rank=rank).dangerous
+    if found:  # as a rule there is none, and those of the baseline need not be looked for
+        seen = {_key(cast) for cast in dangerous_casts(baseline, step=step, rank=rank).dangerous}
+        found = tuple(cast for cast in found if _key(cast) not in seen)
     notes = [f"dangerous cast{_more(found)} in the candidate alone: {found[0].sentence}"] if found else []
-    there, here = (dtypes(capture, rank, step, is_product) for capture in captures)
+    there, here = (_products(reading.kinds(capture, rank, step)) for capture in captures)
     if there == here and len(here) == 1:  # as a rule; to count the products takes time
         return notes
     other = difference(census(baseline, step=step, rank=rank), census(candidate, step=step, rank=rank))
@@ -203,5 +209,10 @@ def _key(cast: Cast) -> tuple[str, str, str, int, str]:
     return cast.place.phase, cast.place.scope, cast.place.op, cast.place.ordinal, cast.kind
 
 
-def _more(found: list[Cast]) -> str:
+def _products(kinds: Iterable[tuple[str, str, str]]) -> set[str]:
+    """Return the dtypes of all tensors of products."""
+    return {dtype for op, level, dtype in kinds if is_product(op, level)}
+
+
+def _more(found: Sequence[Cast]) -> str:
     return "" if len(found) == 1 else f"s ({len(found):,}; trueup check lists them), the first"

@@ -82,11 +82,11 @@ def calls(
     return found
 
 
-def dtypes(capture: Capture, rank: int, step: int, wanted: Callable[[str, str], bool]) -> set[str]:
-    """Return the dtypes of all tensors of the calls of a rank and step with a wanted operator and level."""
+def kinds(capture: Capture, rank: int, step: int) -> set[tuple[str, str, str]]:
+    """Return the operator, level and dtype of all tensors of a rank and step, each kind once."""
     columns = ["op", "level", "dtype"]
-    kinds = capture.records(columns, rank=rank, step=step).group_by(columns).aggregate([]).to_pylist()
-    return {kind["dtype"] for kind in kinds if kind["dtype"] and kind["op"] is not None and wanted(kind["op"], kind["level"] or "")}
+    found = capture.records(columns, rank=rank, step=step).group_by(columns).aggregate([]).to_pylist()
+    return {(kind["op"], kind["level"] or "", kind["dtype"]) for kind in found if kind["dtype"] and kind["op"] is not None}
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
