@@ -18,6 +18,7 @@ from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
 
 _FIRST = {"equal": 0, "alike": 0, "arguments": 2, "calls": 3}  # how early in a step a violation is told; 1: all others
+LAST = 4  # whose gradient an optimizer is given, in a step with other calls: a parameter that it leaves out renumbers all after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def check(known: Invariants, path: str | Path | Capture) -> Checked:
 
 def broken(known: Invariants, ranks: Ranks | Iterable[Example]) -> tuple[tuple[Violation, ...], int]:
     """Return the violations of some ranks' steps, or of examples, the earliest first; and how many relations they were about."""
-    found: list[tuple[int, int, int, Violation]] = []
+    found: list[tuple[str, int, Violation]] = []
     seen: set[int] = set()
     for example in examples(ranks) if isinstance(ranks, dict) else ranks:
         for relation in known.known.get((example.relation, example.key), ()):
@@ -120,9 +121,15 @@ def broken(known: Invariants, ranks: Ranks | Iterable[Example]) -> tuple[tuple[V
             if not relation.holds(example.outcome):
                 key = example.of or example.key
                 place = 0 if key is None else example.now.order.get(key, 0)
-                found.append((example.now.number, _FIRST.get(relation.query, 1), place, _violation(relation, example)))
-    found.sort(key=lambda one: one[:3])
-    return tuple(one[3] for one in found), len(seen)
+                found.append((relation.query, place, _violation(relation, example)))
+    otherwise = {(one.step, one.rank) for query, _, one in found if query == "calls"}
+
+    def when(held: tuple[str, int, Violation]) -> tuple[int, int, int]:
+        query, place, one = held
+        first = LAST if query == "same" and (one.step, one.rank) in otherwise else _FIRST.get(query, 1)
+        return one.step, first, place
+
+    return tuple(one[-1] for one in sorted(found, key=when)), len(seen)
 
 
 def _violation(relation: Relation, example: Example) -> Violation:
