@@ -42,6 +42,13 @@ def test_two_percent_off_is_different() -> None:
     assert found.seen.lag.steps > 100
 
 
+def test_what_is_better_is_not_said_to_be_within_the_margin() -> None:
+    found = judge(BASE[:3], [made(seed, off=0.02, own=9) for seed in range(3)], better="higher")
+    line = found.sentence.splitlines()[0]
+    assert line.startswith("EQUIVALENT  loss of steps 361 to 400: ")
+    assert line.endswith("); higher is better: not worse by 0.5 %")
+
+
 def test_a_fault_that_sets_in_is_placed() -> None:
     found = judge(BASE, [made(seed, off=0.03, since=200, own=9) for seed in range(5)])
     assert found.word == "different"

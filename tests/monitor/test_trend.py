@@ -62,7 +62,12 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     told = json.loads(Path("found.json").read_text())
     assert (told["schema"], told["maps"]) == ("trueup-trend", [{"kind": "gradient_norm", "rows": 10, "columns": 60}])
     assert "<b>l2</b>" not in Path("page/index.html").read_text()
-    (held / "rank-00000/alerts.jsonl").write_text("{")
+    log = held / "rank-00000/alerts.jsonl"
+    log.write_text(log.read_text() * 2)
+    assert main(["report", str(held)]) == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert (first.index("step 30"), second.index("step 30")) == (10, 10)  # one below the other
+    log.write_text("{")
     assert main(["report", str(held)]) == 2
     assert main(["report", str(write(tmp_path / "off", alerts=False))]) == 2
     assert "alerts were off" in capsys.readouterr().out

@@ -440,9 +440,11 @@ def _worded(
     told = f"{what} of steps {shown.first:,} to {shown.last:,}: {_off_by(tested.difference)}"
     if math.isfinite(tested.low) and math.isfinite(tested.high):
         told += f" (90 % interval {_signed(tested.low)} to {_signed(tested.high)})"
+    aligned = VERDICTS[word] == "aligned"
+    inside = f", {'' if aligned else 'not '}{inside}"
     if better is not None:
-        told += f"; {better} is better, so only what is worse counts"
-    lines = [told + ("" if word == "could not tell" else f", {'' if VERDICTS[word] == 'aligned' else 'not '}{inside}")]
+        inside = f"; {better} is better: {'not worse by ' + percent(margin) if aligned else 'worse' + inside}"
+    lines = [told + ("" if word == "could not tell" else inside)]
     if shown is not last:
         end = f"at the end (steps {last.first:,} to {last.last:,})"
         lines.append(f"{end} the two are {last.tested.word}: {_off_by(last.tested.difference)}")

@@ -47,9 +47,9 @@ def save(found: Trend, directory: Path) -> Path:
 def render(found: Trend, console: Console) -> None:
     """Print it."""
     head = found.sentence.partition("  ")[0]
-    print_lines(console, clean(found.sentence).splitlines(), len(head) + 2, COLOURS[found.verdict])
-    for alert in found.alerts[1:SHOWN]:
-        print_lines(console, [clean(alert["said"])], 2)
+    lines = [*clean(found.sentence).splitlines(), *(clean(alert["said"]) for alert in found.alerts[1:SHOWN])]
+    indent = len(head) + 2
+    print_lines(console, [lines[0], *(" " * indent + one for one in lines[1:])], indent, COLOURS[found.verdict])
     console.print()
     rows = []
     for one in found.maps:
