@@ -37,6 +37,7 @@ def fit(directory: Path | None) -> tuple[list[float], list[np.ndarray[Any, Any]]
     made, losses = model(), []
     inner = keras.optimizers.Adam(1e-2, global_clipnorm=0.5)  # a scale that overflows in float32 once
     optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**127, dynamic_growth_steps=100)
+    optimizer.build(made.trainable_variables)  # else all is traced twice
     made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = np.random.default_rng(0).integers(0, WORDS, (8, 8)).astype("int32")
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
@@ -81,6 +82,7 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
         optimizer.build(whole.trainable_variables)
 
         def step(x: Any) -> Any:
+            executed.append(directory)
             with tf.GradientTape() as tape:
                 out = whole(x)
                 loss = tf.reduce_sum(out)
@@ -97,7 +99,9 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path, function: bool) ->
                 out, gradient = run(tf.random.stateless_normal([5, 4], (k, 1)))
         return before, held, out.numpy(), gradient.numpy(), layer.kernel.numpy(), optimizer.momentums[0].numpy()
 
+    executed: list[Path | None] = []
     plain, monitored = train(None), train(tmp_path / "m")
+    assert len(executed) == (2 if function else 6), "what is monitored is traced once, too"
     for one, other in zip(plain, monitored, strict=True):
         np.testing.assert_array_equal(one, other)
     before, held, out, gradient, weight, momentum = monitored
@@ -129,7 +133,7 @@ import keras, numpy as np, tensorflow as tf
 tf.config.threading.set_inter_op_parallelism_threads(2)  # refused once a device is in use
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
-model.compile("adam", "mse")
+model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")  # built while the first step is traced
 x = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 model.fit(x, x[:, :1], batch_size=2, verbose=0)
 """
@@ -142,6 +146,7 @@ def test_the_command_needs_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "series over 3 steps into" in capfd.readouterr().err
     read = SeriesReader("m")
     assert (read.steps(0).tolist(), read.capture.ranks[0]["framework"]) == ([0, 1, 2], "tensorflow")
+    assert read.column(0, "loss_scale").tolist() == [2.0**15] * 3
     assert {"gradient_norm/dense", "gradient_norm/dense_1", "update_ratio/dense_1", "activation_zeros/dense"} <= set(read.names(0))
 
 

@@ -137,8 +137,8 @@ class TensorFlowProbe(StepProbe):
         self._stands = stands[0], stands[1]
 
     def _told(self) -> tuple[Any, Any]:
-        """Return the variables that a graph reads. The first graph makes them: a variable starts TensorFlow's devices, and what a
-        script sets of them (``tf.config``) comes before that."""
+        """Return the variables that a graph reads. The first function that runs makes them: a variable starts TensorFlow's devices,
+        and what a script sets of them (``tf.config``) comes before that. TensorFlow traces what makes a variable a second time."""
         if self._made is None:
             with tf.init_scope():
                 named = zip(self._stands, ("trueup_step", "trueup_every"), strict=True)
@@ -248,9 +248,11 @@ class TensorFlowProbe(StepProbe):
     def _function(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return original(function, *args, **kwargs)
+        compiled = bool(function._jit_compile)
         if not self._depth and tf.executing_eagerly():
             self.guarded("a step's beginning", self._listener.begins, self._models[0] if self._models else None)
-        compiled = bool(function._jit_compile)
+            if not compiled and self._single():
+                self.guarded("a function's beginning", self._told)
         self._depth += 1
         if compiled:
             self._compiled.append(function)
