@@ -6,10 +6,12 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import trueup
 from monitor.training import SIZE, WORDS, Model, train
@@ -156,6 +158,31 @@ def test_copies_of_large_and_small_weights_are_exact() -> None:
         copies = monitoring.TorchProbe.copied(probe, held)  # type: ignore[arg-type]
         assert all(torch.equal(one, other) for one, other in zip(held, copies, strict=True))
     assert copies is probe._room
+
+
+class Held(torch.Tensor):
+    """A tensor that is no memory of its own, as a `DTensor` is none: its address is zero."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def of(held: torch.Tensor) -> Held:
+        found: Held = torch.Tensor._make_wrapper_subclass(Held, held.shape, dtype=held.dtype)
+        found.held = held
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(lambda one: one.held if isinstance(one, Held) else one, (args, kwargs or {}))
+        return tree_map(lambda one: Held.of(one) if isinstance(one, torch.Tensor) else one, function(*given[0], **given[1]))
+
+
+def test_a_tensor_without_memory_of_its_own_is_copied_by_its_class() -> None:
+    probe = SimpleNamespace(_room=[])
+    for seed in (0, 1):  # the second time into what the first left
+        weight = torch.randn(300, 301, generator=torch.Generator().manual_seed(seed))
+        (copied,) = monitoring.TorchProbe.copied(probe, [Held.of(weight)])  # type: ignore[arg-type]
+        assert torch.equal(copied.held, weight)
 
 
 def test_attention_is_that_of_its_definition(tmp_path: Path) -> None:

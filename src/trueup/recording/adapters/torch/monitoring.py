@@ -295,8 +295,8 @@ class TorchProbe(StepProbe):
             copy = getattr(native(), "copy", None)
             rest = []
             for one, room in zip(held, self._room, strict=True):
-                size = one.element_size()
-                if copy is not None and one.is_cpu and one.is_contiguous() and size * one.numel() >= STREAMS_FROM:
+                size, own = one.element_size(), type(one) in PLAIN and one.is_cpu and one.is_contiguous()
+                if copy is not None and own and size * one.numel() >= STREAMS_FROM:
                     copy(one.data_ptr(), size, (one.numel(),), (size,), room.data_ptr())
                 else:
                     rest.append((room, one))
