@@ -171,6 +171,10 @@ CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candi
         (culprit(expected=0.0), "inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, where none is expected)"),
         (culprit(error_out=NAN, slots=BROKEN), "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)"),
         (culprit(slots=BROKEN[1:], error_in=0.0), "it takes no tensors, and its outputs differ (rel. L2 2.1e-1, "),
+        (
+            culprit(kind="region", slots=BROKEN[1:], error_in=0.0),
+            "a run of calls without counterpart on the other side: nothing that goes in was compared, and its outputs differ (",
+        ),
         (culprit(kind="argument"), "it was called with different arguments"),
         (
             culprit(kind="argument", slots=(TWO,)),

@@ -415,7 +415,8 @@ def _inconclusive(
 def _operator(finding: Finding) -> str:
     measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
     if finding.slots and not measured:
-        return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+        nothing = "nothing that goes in was compared" if finding.kind == "region" else "it takes no tensors"
+        return f"{nothing}, and its outputs differ ({_error(finding)})"
     if finding.error_in == 0 and any(slot.unsized for slot in finding.slots):
         return "inputs agree by their checksums, outputs do not (the size of the error is not known)"
     if finding.error_in == 0 and any(slot.method == "statistics" for slot in measured):
