@@ -510,3 +510,19 @@ def test_a_loss_with_another_margin(tmp_path: Path, margin: float, verdict: str)
     result = trueup.compare(tmp_path / "a", tmp_path / "b")
     assert result.verdict == verdict, result.sentence
     assert verdict == "aligned" or result.culprit.phase == "forward"
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "aligned"), (1.01, "deviates")])
+def test_a_critic_that_reads_both_batches_at_once(tmp_path: Path, scale: float, verdict: str) -> None:
+    """The gradient of a bias of one element goes through a view, whose own result nobody reads: what it views is read."""
+    for name in ("a", "b"):
+        torch.manual_seed(0)
+        critic = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+        optimizer = torch.optim.Adam(critic.parameters(), 1e-3, foreach=False)
+        with trueup.capture(tmp_path / name, model=critic, level="aten") as capture:
+            real, fake = torch.randn(2, 12, 8)
+            first, second = (critic(real), critic(fake)) if name == "a" else critic(torch.cat([real, fake])).chunk(2)
+            (F.softplus(second).mean() * (1.0 if name == "a" else scale) + F.softplus(-first).mean()).backward()
+            optimizer.step()
+            capture.step()
+    assert trueup.compare(tmp_path / "a", tmp_path / "b").verdict == verdict

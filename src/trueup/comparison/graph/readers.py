@@ -80,20 +80,20 @@ class Readers:
         return list(found.tolist())
 
     def _shown(self, k: int) -> list[int]:
-        """Return who reads the same bytes: a view names what wrote its memory, and one tensor is the result of several levels."""
-        stream = self.stream
-        if not stream.is_identified[k] or stream.numel[k] <= 1:
+        """Return who reads the same bytes: a view names what wrote its memory, and one tensor is the result of several levels.
+        Single numbers are equal by chance, so that of them only what the call was given is the same."""
+        stream, found, call = self.stream, list[int](), int(self.stream.call[k])
+        if not stream.is_identified[k]:
             return []
         order, sorted_digests = self._digests
         span = [int(np.searchsorted(sorted_digests, stream.identity[k], side)) for side in ("left", "right")]
-        found: list[int] = []
-        for other in order[slice(*span)].tolist():
-            if stream.call[other] == stream.call[k]:
-                continue
-            if self._reads[other]:
-                found += [other] if stream.call[other] > stream.call[k] else []
-            else:
-                found += self.named(other)
+        same: list[int] = order[slice(*span)].tolist()
+        if stream.numel[k] <= 1:
+            given = stream.slots_of(call, is_input)
+            given = given[(stream.identity[given] == stream.identity[k]) & (stream.producers[given] != NONE)]
+            same = [stream.slots(int(stream.producers[n])).get(int(stream.producer_slot[n]), n) for n in given.tolist()]
+        for other in (int(n) for n in same if stream.call[n] != call):
+            found += self.named(other) if not self._reads[other] else [other] if stream.call[other] > call else []
         return list(dict.fromkeys(found))
 
     @cached_property
