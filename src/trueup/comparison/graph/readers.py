@@ -85,14 +85,15 @@ class Readers:
         stream, found, call = self.stream, list[int](), int(self.stream.call[k])
         if not stream.is_identified[k]:
             return []
-        order, sorted_digests = self._digests
-        span = [int(np.searchsorted(sorted_digests, stream.identity[k], side)) for side in ("left", "right")]
-        same: list[int] = order[slice(*span)].tolist()
-        if stream.numel[k] <= 1:
+        if stream.numel[k] > 1:
+            order, sorted_digests = self._digests
+            span = [int(np.searchsorted(sorted_digests, stream.identity[k], side)) for side in ("left", "right")]
+            same: list[int] = order[slice(*span)].tolist()
+        else:
             given = stream.slots_of(call, is_input)
             given = given[(stream.identity[given] == stream.identity[k]) & (stream.producers[given] != NONE)]
             same = [stream.slots(int(stream.producers[n])).get(int(stream.producer_slot[n]), n) for n in given.tolist()]
-        for other in (int(n) for n in same if stream.call[n] != call):
+        for other in (n for n in same if stream.call[n] != call):
             found += self.named(other) if not self._reads[other] else [other] if stream.call[other] > call else []
         return list(dict.fromkeys(found))
 
