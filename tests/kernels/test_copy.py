@@ -23,7 +23,7 @@ DTYPES = [*oracle.DTYPES, np.dtype(ml_dtypes.float8_e4m3fn), np.dtype("i8,f8")]
 @pytest.fixture(params=["native", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways take every array."""
-    monkeypatch.setattr(_compiled, "_SMALL", 0)
+    monkeypatch.setattr(_compiled, "PAST_CACHES", 0)
     if request.param == "numpy":
         monkeypatch.setattr(_compiled, "native", lambda: None)
     return str(request.param)

@@ -5,7 +5,7 @@ once by address (``native().measure``); comparisons call ``pair`` and ``distance
 ``sketch``.
 """
 
-from trueup.foundation.kernels._compiled import KINDS, copy, digest, hexadecimal, native
+from trueup.foundation.kernels._compiled import KINDS, PAST_CACHES, copy, digest, hexadecimal, native
 from trueup.foundation.kernels._pair import Pair, Positions, coarser_dtype, pair, subtracted
 from trueup.foundation.kernels._summary import (
     ABOVE,
@@ -26,6 +26,7 @@ __all__ = [
     "APART",
     "KINDS",
     "MASKING",
+    "PAST_CACHES",
     "SPREAD",
     "STREAMED",
     "Pair",

@@ -79,7 +79,7 @@ def measure(array: NDArray[Any], out: NDArray[np.float64] | None, digest: bool, 
 
 
 _SIZES = frozenset({1, 2, 4, 8, 16})  # bytes of the elements that the compiled kernel moves
-_SMALL = 1 << 16  # bytes below which NumPy is done before the kernel is called
+PAST_CACHES = 1 << 16  # bytes from which on `copy` goes past the caches; NumPy is done with fewer before the kernel is called
 
 
 def copy(array: NDArray[Any], out: NDArray[Any]) -> None:
@@ -97,7 +97,7 @@ def copy(array: NDArray[Any], out: NDArray[Any]) -> None:
     if out.dtype != array.dtype or out.shape != (array.size,) or not out.flags.c_contiguous or array.dtype.hasobject:
         raise ValueError(f"out: expected a row of {array.size} {array.dtype}, got {out.dtype} {out.shape}")
     kernel = native()
-    if array.nbytes < _SMALL or kernel is None or array.itemsize not in _SIZES:
+    if array.nbytes < PAST_CACHES or kernel is None or array.itemsize not in _SIZES:
         np.copyto(out.reshape(array.shape), array)
         return
     start, to = (each.__array_interface__["data"][0] for each in (array, out))

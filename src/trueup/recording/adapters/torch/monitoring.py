@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueup.foundation.kernels import ABOVE, ALIKE, APART, SPREAD, STREAMED, digest, native, streams
+from trueup.foundation.kernels import ABOVE, ALIKE, APART, PAST_CACHES, SPREAD, STREAMED, copy, digest, streams
 from trueup.foundation.settings import Group, severity
 from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
@@ -38,7 +38,6 @@ from trueup.recording.engine.replacing import Around
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD
 VARIANCE = ("exp_avg_sq",)
 NO_ENDS = -math.inf, math.inf
-STREAMS_FROM = 1 << 16  # bytes of a copy past the caches (as of `trueup.foundation.kernels.copy`): smaller ones are soon read again
 CHUNK = 1 << 24  # elements that are widened at a time
 KINDS = {getattr(torch, name): number for name, number in STREAMED.items()}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are their memory
@@ -292,12 +291,10 @@ class TorchProbe(StepProbe):
         if not alike:
             self._room = [one.clone() for one in held]
         else:
-            copy = getattr(native(), "copy", None)
             rest = []
             for one, room in zip(held, self._room, strict=True):
-                size, own = one.element_size(), type(one) in PLAIN and one.is_cpu and one.is_contiguous()
-                if copy is not None and own and size * one.numel() >= STREAMS_FROM:
-                    copy(one.data_ptr(), size, (one.numel(),), (size,), room.data_ptr())
+                if one.nbytes >= PAST_CACHES and type(one) in PLAIN and one.is_cpu and one.is_contiguous():
+                    copy(*(each.view(-1).view(torch.uint8).numpy() for each in (one, room)))
                 else:
                     rest.append((room, one))
             if rest:
