@@ -64,21 +64,21 @@ class Parts:
 
     def cancels(self, k: int) -> tuple[float, float]:
         """Return times what its call grants its best result the one is granted that a slot holds, and times the errors of what goes
-        in that is off by: of a sum, as of the gradient of a bias, little may be left but the errors of its terms."""
+        in that is off by: of a sum (a bias's gradient) or a mean little may be left but the errors of its terms."""
         stream, found, pending, seen = self.stream, [(1.0, 1.0)], [k], {NONE}
         while pending:
             k = pending.pop()
             call, made = int(stream.producers[k]), list(self.flow.parts(k))
-            for j in made or ([] if call == NONE else [stream.slots(call).get(int(stream.producer_slot[k]), NONE)]):
+            for j in made or ([k] if call == NONE else [stream.slots(call).get(int(stream.producer_slot[k]), NONE)]):
                 row = None if j in seen else self._own.get(int(stream.call[j]), (0.0, None))[1]
                 seen.add(j)
                 if row is not None and row.own == "exact":  # a view of it, or a copy
                     pending += stream.slots_of(int(stream.call[j]), is_input).tolist()
                 elif row is not None:
-                    sums = row.own == "reduction"
+                    own, sums = self._slots.get(j, 1.0), row.own == "reduction"  # what goes in cancels as its roundings do
                     read = stream.slots_of(int(stream.call[j]), is_input if sums else is_incoming_gradient)
                     its = read[(stream.numel[read] > stream.numel[j]) & (sums or stream.shapes.ndim[j] == 1)]
-                    found.append((self._slots.get(j, 1.0), float(stream.norms[its].max(initial=0.0)) / (stream.norms[j] or np.inf)))
+                    found.append((own, max(own, stream.norms[its].max(initial=0.0) / (stream.norms[j] or np.inf))))
         return max(one for one, _ in found), max(one for _, one in found)
 
     def rows(self, calls: Iterable[int]) -> list[Row]:
