@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 import trueup
 from monitor.training import SIZE, WORDS, Model, train
+from trueup.analysis.monitor.comparing import compare_series
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.foundation.store.series import SeriesReader
 from trueup.recording.adapters.torch import monitoring
@@ -335,6 +336,15 @@ def test_a_reentrant_checkpoint_changes_no_series(tmp_path: Path) -> None:
     assert {"activation_rms/fc", "activation_rms/norm"} <= set(found[0])
     layers = [name for name in found[0] if name.startswith("gradient_norm/")]
     assert layers == ["gradient_norm/emb", "gradient_norm/norm", "gradient_norm/fc"]  # in the model's order, not in that of groups
+
+
+def test_layers_that_compute_in_another_dtype_are_said(tmp_path: Path) -> None:
+    for name, enabled in (("a", False), ("b", True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            train(tmp_path / name, 2)
+    said = "the candidate computes in bfloat16: 6 of 9 layers, float32 in the baseline; the first is block.qkv"
+    assert said in compare_series(tmp_path / "a", tmp_path / "b").notes
+    assert not any("computes in" in note for note in compare_series(tmp_path / "b", tmp_path / "b").notes)
 
 
 def test_a_skipped_step_is_a_step(tmp_path: Path) -> None:

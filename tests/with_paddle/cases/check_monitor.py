@@ -41,6 +41,7 @@ def test_the_training_is_bitwise_the_same_and_its_loss_is_told(tmp_path: Path) -
     assert all(np.array_equal(one, other) for one, other in zip(plain[1], monitored[1], strict=True))
     read = SeriesReader(tmp_path / "m")
     assert read.problems == []
+    assert list(read.capture.ranks[0]["dtypes"]) == ["float32"]
     assert read.column(0, "loss").tolist() == plain[0]
     assert read.column(0, "tokens").tolist() == [32] * 4
     before, ratio = read.column(0, "gradient_norm_before_clip"), read.column(0, "clip_ratio")

@@ -58,6 +58,7 @@ def test_the_training_is_bitwise_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
     read = SeriesReader(tmp_path / "m")
     assert (read.problems, read.steps(0).tolist()) == ([], [20, 21, 22, 23])
+    assert list(read.capture.ranks[0]["dtypes"]) == ["float32"]
     running = np.cumsum(read.column(0, "loss"))[:3] / np.arange(1, 4)  # what Keras tells is a running mean
     np.testing.assert_allclose(running, plain[0][:3], rtol=1e-6)
     assert read.column(0, "tokens").tolist() == [16] * 4

@@ -26,6 +26,7 @@ the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,10 +41,12 @@ from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDO
 from trueup.analysis.monitor.joining import Joined
 from trueup.analysis.monitor.kinds import SETTING, Settled, kind_of, spoken
 from trueup.analysis.monitor.starting import Start, start
+from trueup.foundation.facts.why import Why
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.settings import differing as differing_settings
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
+from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.setting_sentence import subject
 from trueup.foundation.words.wording import counted, in_runs, number, percent
 
@@ -138,7 +141,7 @@ def compare_series(
         notes.append(f"{counted(len(again), 'repeat')} of the baseline: differences of that size count as noise")
     every = np.unique(np.concatenate(list(steps.values())))
     lacking = list(_lacking(sides, ranks, every))
-    notes += lacking
+    notes += [*lacking, *_in_other_dtypes(readers, ranks[0])]
     for rank in ranks:
         there = set(sides[1].names(rank))
         both = [name for name in sides[0].names(rank) if name in there]
@@ -411,6 +414,18 @@ def _set_otherwise(readers: Sequence[SeriesReader], rank: int, step: int) -> Ite
         if one.group in ("module", "optimizer") and one.severity == "changes" and {type(b), type(c)} <= {int, float}:
             apart = (c - b) / abs(b) if b else c
             yield Left(rank, f"{SETTING}/{subject(one)}", step, step, float(b), float(c), float(apart), 0.0, relative=bool(b))
+
+
+def _in_other_dtypes(readers: Sequence[SeriesReader], rank: int) -> Iterator[str]:
+    """Say which layers of the candidate return another dtype than the baseline's, by pair of dtypes the most first."""
+    held = [side.capture.ranks[rank].get("dtypes") or {} for side in readers]
+    before, after = ({scope: dtype for dtype, scopes in its.items() for scope in scopes} for its in held)
+    both = [scope for scope in before if scope in after]
+    pairs = Counter((before[scope], after[scope]) for scope in both if before[scope] != after[scope])
+    for pair, count in pairs.most_common():
+        first = next(scope for scope in both if (before[scope], after[scope]) == pair)
+        said = in_words(Why.COMPUTES_IN(pair[1], count, len(both), "layers", pair[0]))
+        yield f"{said}; the first is {first or 'the model'}"
 
 
 def _repeated(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:

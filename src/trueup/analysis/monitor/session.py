@@ -260,7 +260,7 @@ class Monitor:
         if writer is not None and not self.paused and not self._told:
             self._told = True
             with suppress(OSError):
-                writer.write_manifest("recording", settings=self.probe.settings())
+                writer.write_manifest("recording", settings=self.probe.settings(), dtypes=self.probe.dtypes())
         ended, self.step = self.step, self.step + 1
         self._look()
         if self._stopper is not None:

@@ -4,6 +4,7 @@ outputs, logits and routers those are."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ Numbers = Sequence[Any] | Floats
 
 ROUTERS = ("router", "gate", "wg")
 MOST_EXPERTS = 1024
+DTYPE = re.compile(r"[a-z]+\d\w*")  # in ``torch.bfloat16``, ``<dtype: 'float32'>``
 BOUNDED = {
     "sigmoid": (0.01, 0.99), "tanh": (-0.99, 0.99), "hardsigmoid": (0.01, 0.99), "hard_sigmoid": (0.01, 0.99),
     "hardtanh": (-0.99, 0.99), "hard_tanh": (-0.99, 0.99),
@@ -41,6 +43,7 @@ class Layers:
         self._carried: dict[str, tuple[int, list[Any], int]] = {}  # by collective its calls, norms of what goes in, elements
         self._more: dict[str, tuple[Sequence[Any], float]] = {}  # by name of a series a number, and what it is divided by
         self.seen: dict[str, dict[str, Any]] = {}
+        self._dtypes: dict[str, Any] = {}  # of what each module returned first
 
     def wants(self, what: str) -> bool:
         """Tell whether something of `ALSO` is asked for."""
@@ -50,6 +53,7 @@ class Layers:
         """Take a module's output: of class ``kind``, with so many elements (None: `Kernels.spread` tells), of a half precision;
         ``experts``: the outputs that a layer without activation has, 0 of any other."""
         kernels, ends = self._probe.kernels, BOUNDED.get(kind.lower())
+        self._dtypes.setdefault(scope, output.dtype)
         numbers = self._probe.sample(lambda: kernels.spread(output, ends))
         self._outputs[scope] = numbers, size, 4 + (ends is not None or half)
         if self.wants("moments"):
@@ -61,6 +65,14 @@ class Layers:
             self.seen[scope] = said
         if scope.rpartition(".")[2] in ROUTERS and 2 <= experts <= MOST_EXPERTS:
             self._routers[scope] = self._probe.sample(lambda: kernels.routes(output)), experts
+
+    def dtypes(self) -> dict[str, list[str]]:
+        """Return the scopes of modules by the dtype of what they returned first (``bfloat16``)."""
+        found: dict[str, list[str]] = {}
+        for scope, dtype in self._dtypes.items():
+            name = DTYPE.search(str(dtype))
+            found.setdefault(name[0] if name else str(dtype), []).append(scope)
+        return found
 
     def given(self, scope: str, tensor: Any, size: float | None) -> None:
         """Take the first tensor that a module is given, of so many elements; None as of `took`."""

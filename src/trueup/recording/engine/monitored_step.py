@@ -161,6 +161,10 @@ class StepProbe(ABC):
         """See `Probe`; a framework may not tell."""
         return {}
 
+    def dtypes(self) -> dict[str, list[str]]:
+        """See `Probe`."""
+        return self._layers.dtypes()
+
     def scale(self, scaler: Any) -> Any:  # noqa: B027
         """Return the loss scale that a scaler has now, a tensor; None where it has none."""
 

@@ -95,6 +95,9 @@ class Probe(Protocol):
     def settings(self) -> dict[str, Any]:
         """Return the numbers that modules and the optimizer are set to, as the manifest of a capture has them; empty: not known."""
 
+    def dtypes(self) -> dict[str, list[str]]:
+        """Return the scopes of modules by the dtype of what they return."""
+
 
 _label_cache: dict[tuple[str, tuple[str, ...]], Names] = {}
 _same_cache: dict[Names, Names] = {}
