@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trueup.foundation.kernels import summarize
-from trueup.foundation.kernels.tolerance import Tolerance, closeness, estimate, from_sketch
+from trueup.foundation.kernels.metrics import Tolerance, closeness, estimate, from_sketch
 from trueup.foundation.model import NUMBERS, PACKED, TensorStats
 
 SPECIAL = st.sampled_from([0.0, 1.0, 1.00001, -1.0, math.nan, math.inf, -math.inf, 3.4028234663852886e38])

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trueup.foundation.redaction import MASK, conceals, redacted, redacted_code
-from trueup.foundation.redaction.masking import SHAPES, is_secret
+from trueup.foundation.redaction import MASK, SHAPES, conceals, is_secret, redacted, redacted_code
 
 NAMES = """
 password PASSWORD db_password TF_VAR_db_password dbPassword PGPASSWORD MYSQL_PWD passwd db.password SSHPASS token HF_TOKEN hf-token

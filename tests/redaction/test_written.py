@@ -13,9 +13,7 @@ from launch.running import trueup_run
 from nursery import Nursery
 from trueup import open_capture
 from trueup.analysis.triage.running import load
-from trueup.foundation.redaction import MASK, redacted
-from trueup.foundation.redaction.masking import is_secret
-from trueup.foundation.redaction.variables import _table, is_recorded, recorded
+from trueup.foundation.redaction import MASK, _table, is_recorded, is_secret, recorded, redacted
 
 TRAINED = Path(__file__).with_name("trained.py")
 GIVEN = {

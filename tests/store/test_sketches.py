@@ -12,8 +12,8 @@ import pytest
 from trueup.foundation.kernels import distance
 from trueup.foundation.model import LANES
 from trueup.foundation.store import Piece
+from trueup.foundation.store.read_ahead import Column, Parts, SideBySide, Sketches
 from trueup.foundation.store.schema import RECORDS, read_sketches, stored_sketches
-from trueup.foundation.store.sketches import Column, Parts, SideBySide, Sketches
 
 
 def column(matrix: np.ndarray, absent: np.ndarray, chunks: int) -> pa.ChunkedArray:

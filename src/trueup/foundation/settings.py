@@ -75,7 +75,7 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
 
 def _of_frameworks(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: int | None) -> list[Setting]:
     """Return what differs between two frameworks, by PyTorch's names; what one side does not say has no counterpart there."""
-    from trueup.foundation.frameworks.neutral import neutral_modules, neutral_optimizers, same
+    from trueup.foundation.frameworks.dialect import neutral_modules, neutral_optimizers, same
 
     sides = []
     for manifest in (baseline, candidate):

@@ -60,7 +60,7 @@ def cn(
     from trueup.doors.report.diff import compare_tensors, render_diff
     from trueup.doors.report.tensor_view import Address, operand
     from trueup.doors.report.terminal import Terminal
-    from trueup.foundation.kernels.tolerance import Tolerance
+    from trueup.foundation.kernels.metrics import Tolerance
 
     bench, npu = (operand(Address(Path(path)), Selection(Path())) for path in (golden, mine))
     found = compare_tensors(bench, npu, Tolerance(relative, absolute), top)

@@ -28,8 +28,7 @@ from trueup.analysis.audit.ranks import Ranks, ranks_of
 from trueup.analysis.audit.reading import Places, Steps
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.declared import framework_of, require_records
-from trueup.foundation.store.overlap import Overlap
+from trueup.foundation.store.declared import Overlap, framework_of, require_records
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 

@@ -30,8 +30,7 @@ from trueup.foundation import toml
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import UNIT_ROUNDOFF
 from trueup.foundation.model import TrueupError, UsageError
-from trueup.foundation.redaction import MASK, redacted
-from trueup.foundation.redaction.variables import is_recorded
+from trueup.foundation.redaction import MASK, is_recorded, redacted
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted, one_line, shorten
 from trueup.recording.policy_file import DEVICES, DTYPES, exactly, in_toml

@@ -14,8 +14,8 @@ from typing import Any
 
 from trueup.analysis.pairing.proposing import Pair, Proposal, propose
 from trueup.analysis.pairing.weights import Conversion, convert
+from trueup.foundation.frameworks.dialect import neutral_settings, same
 from trueup.foundation.frameworks.mapping import load as load_mapping
-from trueup.foundation.frameworks.neutral import neutral_settings, same
 from trueup.foundation.frameworks.tables import FRAMEWORKS, Optimizer, optimizers_by_class
 from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Shape, Tree
 from trueup.foundation.model import TrueupError

@@ -21,7 +21,7 @@ from trueup.comparison.verdict.origins import Origins
 from trueup.foundation.facts.criteria import Criterion, products_at
 from trueup.foundation.facts.slots import SINGLE, UNIT_ROUNDOFF, is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.frameworks.neutral import defined_otherwise
+from trueup.foundation.frameworks.dialect import defined_otherwise
 from trueup.foundation.model import Finding
 from trueup.foundation.settings import held_by, list_of
 from trueup.foundation.store import Capture

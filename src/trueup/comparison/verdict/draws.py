@@ -16,7 +16,7 @@ from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import says
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.store.generators import Known, States, states_of
+from trueup.foundation.store.call_columns import Known, States, states_of
 
 
 class RandomStates:

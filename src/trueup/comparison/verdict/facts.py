@@ -29,11 +29,10 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers
 from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL, UNLIKELY
 from trueup.comparison.verdict.judged import Tree
 from trueup.foundation.facts.criteria import Criterion
-from trueup.foundation.facts.functions import FUNCTIONS, SLOPES, Function, points, steepest, steepest_backward
+from trueup.foundation.facts.functions import COARSE, FUNCTIONS, SLOPES, Function, is_rounded, points, steepest, steepest_backward
 from trueup.foundation.facts.operators import has, normalised, says
 from trueup.foundation.facts.slots import roundoff
 from trueup.foundation.facts.why import CARRIED_ON, Reason, Why
-from trueup.foundation.kernels.numbers import COARSE, is_rounded
 from trueup.foundation.kernels.sketch import elements
 from trueup.foundation.model import LANES
 

@@ -22,7 +22,7 @@ from trueup.foundation.facts.operators import having, says
 from trueup.foundation.facts.slots import SINGLE, element, is_incoming_gradient, is_output, roundoff, underflow
 from trueup.foundation.facts.why import AGREES, CARRIED_ON, COHERENT, EQUAL, FEW, INCOMPARABLE, REPEATS, TRUTH, UNSIZED, Reason, Why
 from trueup.foundation.store.declared import Precision
-from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.store.durable import side_by_side
 
 MANY = 1 << 15
 """Outputs of a part from which on two threads explain them."""

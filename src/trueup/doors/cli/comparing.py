@@ -270,7 +270,7 @@ def diff(
         from trueup.doors.report.saving import write_text
         from trueup.doors.report.tensor_view import operand, read_address
         from trueup.doors.report.terminal import Terminal, print_written
-        from trueup.foundation.kernels.tolerance import Tolerance
+        from trueup.foundation.kernels.metrics import Tolerance
 
     chosen = Selection(Path(), phase=phase, step=step, rank=rank, level=level)
     first = read_address(baseline)

@@ -16,8 +16,17 @@ from rich.text import Text
 from trueup.doors.report.document import fields, json_plain
 from trueup.doors.report.tensor_view import Operand, histograms, print_bars, spans
 from trueup.doors.report.terminal import labelled, plain_table
-from trueup.foundation.kernels.metrics import Metrics, differences
-from trueup.foundation.kernels.tolerance import Closeness, Element, Estimate, Tolerance, closeness, estimate, from_sketch
+from trueup.foundation.kernels.metrics import (
+    Closeness,
+    Element,
+    Estimate,
+    Metrics,
+    Tolerance,
+    closeness,
+    differences,
+    estimate,
+    from_sketch,
+)
 from trueup.foundation.words.wording import counted, number, one_line, sci, times
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from trueup.doors.report.result_view import slot_row
 from trueup.doors.report.saving import replaced
 from trueup.doors.report.tensor_view import Operand, record_of, recorded, source_of
 from trueup.doors.report.terminal import labelled, slot_table
-from trueup.foundation.kernels.tolerance import Tolerance
+from trueup.foundation.kernels.metrics import Tolerance
 from trueup.foundation.model import SlotComparison, TrueupError
 from trueup.foundation.words.wording import call_name, clean, counted, number, one_line, sci, shorten
 

@@ -335,7 +335,7 @@ def cp(
     """
     from trueup.doors.report.diff import compare_tensors, document, render_diff, render_summary
     from trueup.doors.report.saving import save_json
-    from trueup.foundation.kernels.tolerance import Tolerance
+    from trueup.foundation.kernels.metrics import Tolerance
 
     session: Session = context.obj
     given = name or (_given(first, None, "cp CALL:SLOT"), second)

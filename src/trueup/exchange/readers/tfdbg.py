@@ -22,7 +22,7 @@ from typing import Any
 
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Notes, Part, Tree, UnreadableError, places
 from trueup.exchange.readers.messages import MOST, array_of, dtype_of, parse, require, text
-from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name, operation, standing
+from trueup.foundation.frameworks.dialect import APPLIES, PASSED_OVER, READS, UPDATE, device_name, operation, standing
 
 _FILE = re.compile(r"(?P<node>.+)_(?P<slot>\d{1,6})_(?P<debug>Debug[A-Za-z]+)_(?P<time>\d{10,20})")
 _DEVICE = re.compile(r"_tfdbg_device_(?P<name>[^/]*)")

@@ -38,7 +38,7 @@ from trueup.exchange.readers.dump import (
     places,
 )
 from trueup.exchange.readers.messages import array_of, dtype_of, parse, require, shape_of, text
-from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READS, device_name, operation, standing
+from trueup.foundation.frameworks.dialect import PASSED_OVER, READS, device_name, operation, standing
 
 FULL_TENSOR = 7
 MODES = {

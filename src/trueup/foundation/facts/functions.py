@@ -1,4 +1,5 @@
-"""What elementwise operators compute, and how steep that is: facts of operators that are no rows of a table."""
+"""What elementwise operators compute, how steep that is, and whether numbers are those of a coarser dtype: facts that are no rows
+of a table."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from trueup.foundation.facts.slots import SINGLE, roundoff
 
 Array = NDArray[Any]
 Function = Callable[[Array], Array]
 
 _erf = np.vectorize(math.erf, otypes=[float])
+
+COARSE: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def _sigmoid(x: Array) -> Array:
@@ -55,3 +61,18 @@ def steepest_backward(op: str, ends: Array) -> tuple[float, float] | None:
 def _size(values: Array) -> float:
     found = float(np.abs(values).max())
     return found if found == found else math.inf
+
+
+def is_rounded(dtype: str, values: NDArray[Any], added: NDArray[Any], unlikely: float) -> bool:
+    """Tell whether float32 numbers are sums, each of a number of a coarser dtype and of one of those that were ``added``.
+
+    Of ``values`` ``(n,)`` and ``added`` ``(m,)``, which is zero where nothing was, and by chance with a probability of
+    ``unlikely`` at most: a unit of the sum holds a number of the dtype as often as that unit is a part of the distance between two
+    of them. ``dtype``: a key of `COARSE`.
+    """
+    with np.errstate(all="ignore"):
+        rest = values[:, None] - added
+        near = rest.astype(COARSE[dtype]).astype(float)
+        room = SINGLE * np.abs(values)[:, None] * added.any()
+        by_chance = (2 * room / (roundoff(dtype) * np.abs(near))).sum(axis=1).prod()
+    return bool((np.abs(rest - near) <= room).any(axis=1).all() and by_chance <= unlikely)

@@ -6,7 +6,11 @@ read once. A `Row` is a call as an object, and a tensor is read, only for the fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,10 +37,9 @@ from trueup.foundation.store.columns import (
     floats,
     integers,
 )
-from trueup.foundation.store.parallel import side_by_side
-from trueup.foundation.store.read_ahead import Read
+from trueup.foundation.store.durable import side_by_side
+from trueup.foundation.store.read_ahead import Column, Read, Sketches
 from trueup.foundation.store.reader import Capture
-from trueup.foundation.store.sketches import Column, Sketches
 
 Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
@@ -70,6 +73,10 @@ SHARED = (
 )  # fmt: skip
 """Columns that two runs of one structure hold alike."""
 _STRUCTURE = ("starts", "step", "phase", "level", "scope", "op", "slot", "shapes")
+
+MOST_TEXT = 1 << 20
+MOST_STATE = 1 << 16
+"""Characters of a description and bytes of a state that are read; the largest known state (of the CPU) has 5,056."""
 
 
 @dataclass(slots=True)
@@ -394,3 +401,54 @@ def _pair(payloads: tuple[Payload, Payload], wanted: Wanted) -> Pair | None:
         return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
     except TypeError:  # a dtype that holds no numbers
         return None
+
+
+def random_states(invocations: pa.ChunkedArray) -> Iterator[tuple[int, str, bytes]]:
+    """Yield ``(row, device, state)``, in order."""
+    import pyarrow.compute as pc  # here: it takes 0.1 s, for which a process that only records need not wait
+
+    if not (pa.types.is_string(invocations.type) or pa.types.is_large_string(invocations.type)):
+        return
+    for k in np.flatnonzero(pc.fill_null(pc.match_substring(invocations, '"random"'), False).to_numpy()).tolist():
+        yield from ((k, device, state) for device, state in _states_of(invocations[k].as_py()).items())
+
+
+def _states_of(text: str) -> dict[str, bytes]:
+    found = {}
+    try:
+        random = json.loads(text).get("random") if len(text) <= MOST_TEXT else None
+        for device, state in random.items() if isinstance(random, dict) else ():
+            if isinstance(state, str) and len(state) <= 2 * MOST_STATE:
+                found[str(device)] = zlib.decompressobj().decompress(base64.b64decode(state, validate=True), MOST_STATE)
+    except (ValueError, AttributeError, RecursionError, zlib.error):
+        return {}
+    return found
+
+
+Known = dict[bytes, int]  # numbers of states: the same on both sides
+
+
+@dataclass
+class States:
+    """The generators of one side, by device: the number of the state before each call, `NONE` where it is not known."""
+
+    before: dict[str, Numbers] = field(default_factory=dict)
+    described: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # calls whose making is known, in order
+
+
+def states_of(columns: CallColumns, known: Known) -> States:
+    """Read the states that a capture keeps; it keeps one where it is not what it was at the call before, anew in each step."""
+    told: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for k, device, state in random_states(columns.invocations):
+        told[device].append((int(columns.call[k]), known.setdefault(state, len(known))))
+    found = States(described=distinct(columns.call[np.flatnonzero(columns.invocations.is_valid().to_numpy())]))
+    found.before = {device: _carried(columns, places) for device, places in told.items()}
+    return found
+
+
+def _carried(columns: CallColumns, told: list[tuple[int, int]]) -> Numbers:
+    """Return, by call, the state that was described last in its step."""
+    calls, states = (np.array(side, np.int64) for side in zip(*told, strict=True))
+    last = np.searchsorted(calls, np.arange(len(columns)), "right") - 1
+    at = np.maximum(last, 0)
+    return np.where((last >= 0) & (columns.step[calls[at]] == columns.step), states[at], NONE)

@@ -15,15 +15,21 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueup.foundation.store.layout import TEMPORARY
+
+WORKERS = 8
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 if sys.platform != "win32":
     import fcntl
@@ -201,3 +207,20 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], workers: int = WORKERS) -> list[Result]:
+    """Return ``work`` of each item, in order, ``workers`` at a time; its errors are raised once all are done. A single item is
+    done without threads, and so are all while the interpreter is ending, when no more threads can start."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(workers, len(items)), "trueup-disk") as pool:
+        started = []
+        try:
+            for item in items:
+                started.append(pool.submit(work, item))
+        except RuntimeError:  # cannot schedule new futures after, or start new threads at, interpreter shutdown
+            rest = [work(item) for item in items[len(started) :]]
+        else:
+            rest = []
+        return [future.result() for future in started] + rest

@@ -31,7 +31,7 @@ import xxhash
 from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import advance
 from trueup.foundation.store import durable, layout
-from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.store.durable import side_by_side
 
 NAME = re.compile(
     r"manifest\.json|processes/[0-9]{1,10}\.json|rank-[0-9]{5,9}/(?:lock|manifest\.json|(?:sites|shadow|series|packed)-[0-9]{4,9}\.parquet"

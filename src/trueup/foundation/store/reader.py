@@ -20,7 +20,7 @@ from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout, objects, parts, salvage, schema
-from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.store.durable import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part, Run
 from trueup.foundation.store.segment import Segment, open_segment
 

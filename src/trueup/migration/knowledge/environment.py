@@ -20,9 +20,8 @@ from typing import Any, cast
 
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.foundation.redaction import redacted
-from trueup.foundation.redaction.variables import is_recorded
-from trueup.foundation.redaction.variables import recorded as recorded_of
+from trueup.foundation.redaction import is_recorded, redacted
+from trueup.foundation.redaction import recorded as recorded_of
 from trueup.foundation.settings import ABSENT, SEVERITIES, Setting, Severity, conflicts, fact, severity
 from trueup.foundation.store import open_capture
 from trueup.foundation.words.wording import counted

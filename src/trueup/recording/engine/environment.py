@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from trueup.foundation.redaction.variables import recorded
+from trueup.foundation.redaction import recorded
 from trueup.foundation.version import VERSION
 
 RANKS = (
@@ -41,7 +41,7 @@ def rank_and_world() -> tuple[int | None, int]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that matter to numerics (``redaction/variables.toml``)."""
+    """Return the environment variables that matter to numerics (``facts/variables.toml``)."""
     return recorded(os.environ)
 
 

@@ -39,7 +39,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function, polymo
 from tensorflow.python.framework import auto_control_deps, func_graph
 from tensorflow.python.ops import script_ops
 
-from trueup.foundation.frameworks.tensorflow_names import device_name
+from trueup.foundation.frameworks.dialect import device_name
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, number_of
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, slot_of
 from trueup.recording.engine.replacing import Around, Replacement

@@ -32,7 +32,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import custom_gradient
 
-from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER
+from trueup.foundation.frameworks.dialect import PASSED_OVER
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, number_of
 from trueup.recording.adapters.tensorflow.operations import PREFIX
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, holds_numbers, is_handle, named_tensors

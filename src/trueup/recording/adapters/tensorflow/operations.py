@@ -13,7 +13,7 @@ from typing import Any
 from tensorflow.python.framework import op_callbacks, tensor_util
 
 from trueup.foundation.facts.operators import has
-from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READS
+from trueup.foundation.frameworks.dialect import PASSED_OVER, READS
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, is_backward, number_of, phase_of
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle
 

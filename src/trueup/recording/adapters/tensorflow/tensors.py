@@ -16,7 +16,7 @@ from tensorflow.python.framework import dtypes
 from tensorflow.python.framework import tensor as tensor_lib
 
 from trueup.foundation import kernels
-from trueup.foundation.frameworks.tensorflow_names import device_name
+from trueup.foundation.frameworks.dialect import device_name
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
 from trueup.recording.engine import measuring
 from trueup.recording.recorder import Call, Slot, Statistics, Tensor

@@ -16,8 +16,8 @@ import numpy as np
 from tensorflow.python.client import session as client
 from tensorflow.python.framework import errors
 
-from trueup.foundation.frameworks import tensorflow_names
-from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name
+from trueup.foundation.frameworks import dialect
+from trueup.foundation.frameworks.dialect import APPLIES, PASSED_OVER, READS, UPDATE, device_name
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
 from trueup.recording.adapters.tensorflow.operations import PREFIX, constants, unseen
 from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
@@ -236,7 +236,7 @@ def _fetchable(graph: Any, tensor: Any) -> bool:
 
 
 def _standing(op: Any, updated: frozenset[str], fed: set[str]) -> Standing:
-    phase, scope, forward = tensorflow_names.standing(op.name, op.type, updated)
+    phase, scope, forward = dialect.standing(op.name, op.type, updated)
     named = [item for key in op.node_def.attr for item in (key, op.node_def.attr[key])]
     given = [None if tensor.name in fed else tensor for tensor in op.inputs]
     written = constants(given if op.outputs else (), op.graph)

@@ -1,7 +1,14 @@
-"""The one function that masks secrets, in text, command lines and nested data, and its form for lines of source code.
+"""Secrets stay out of what Trueup writes: manifests, reports of processes, values of arguments, source lines, documents.
 
-Two tables: what secrets look like where no name tells, each pattern with its origin; and which names are names of secrets:
-``db_password``, ``apiKey``, ``--hf-token``; but neither ``pad_token`` nor ``sort_key``.
+    >>> redacted(["train.py", "--token", "abc", "--db=postgres://me:pw@host/runs", "--lr", "0.1"])
+    ['train.py', '--token', '***', '--db=postgres://***@host/runs', '--lr', '0.1']
+    >>> redacted({"path": "runs/a", "api_key": "abc"})
+    {'path': 'runs/a', 'api_key': '***'}
+
+`redacted` is the one function; whatever writes text of the user's passes it through there. Two tables say what secrets look like
+where no name tells, each pattern with its origin, and which names are names of secrets: ``db_password``, ``apiKey``,
+``--hf-token``; but neither ``pad_token`` nor ``sort_key``. `recorded` says which environment variables are recorded at all: those
+of ``facts/variables.toml``, by exact name or narrow family, and no other.
 """
 
 from __future__ import annotations
@@ -9,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 MASK = "***"
@@ -34,6 +41,8 @@ _QUOTE = re.compile(r"""[bBrRfFuU]{0,2}(\\*["'])""")
 _ELEMENT = re.compile(r"(?P<name>[-+]{0,2}[A-Za-z_][\w.-]{0,200})(?P<gap>[=:])(?P<value>.*)", re.DOTALL)
 """``--name=value``, one word of a command line, spaces included."""
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+
+LENGTH = 500  # characters of a value that are kept: the longest that matter are lists of XLA's flags
 
 
 def redacted(value: Any, name: str = "") -> Any:
@@ -206,3 +215,28 @@ def is_secret(name: str) -> bool:
 def is_compound(name: str) -> bool:
     """Tell whether a name is an option's or has several words: ``--key`` and ``API_KEY``, but not ``key``."""
     return name.startswith("-") or len(_WORD.findall(name)) > 1
+
+
+def recorded(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that choose what a run computes, sorted by name, their values without secrets."""
+    chosen = sorted(name for name in environment if is_recorded(name))
+    return {name: redacted(environment[name])[:LENGTH] for name in chosen}
+
+
+def is_recorded(name: str) -> bool:
+    """Tell whether a variable is recorded; names differ by case, as for the libraries that read them."""
+    names, families, left_out = _table()
+    if name in names:
+        return True
+    return name.startswith(families) and name not in left_out and not is_secret(name)
+
+
+@cache
+def _table() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
+    """Return exact names, families and what is left out of these."""
+    from trueup.foundation import toml  # here: whatever writes text imports this file, and few ask for variables
+
+    rows: list[dict[str, Any]] = toml.packaged("trueup.foundation.facts", "variables.toml")["rows"]
+    kinds = ("names", "families", "except")
+    names, families, left_out = ([name for row in rows for name in row.get(kind, "").split()] for kind in kinds)
+    return frozenset(names), tuple(families), frozenset(left_out)
