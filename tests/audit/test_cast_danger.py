@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.analysis.audit.cast_danger import Danger, Numbers, is_mask, judge
+from trueup.analysis.audit.casts import Danger, Numbers, is_mask, judge
 from trueup.foundation.kernels import summarize
 from trueup.foundation.model import NUMBERS, PACKED
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueup
-from trueup.analysis.audit.one_run import Draw, FirstStep, _left_out, beginnings, first_step, odd, worth_a_look
-from trueup.analysis.audit.preflight import came_along
+from trueup.analysis.audit.preflight import Draw, FirstStep, _left_out, beginnings, came_along, first_step, odd, worth_a_look
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.reaching import is_set_otherwise
 from trueup.doors.cli.app import run as run_command_line

@@ -17,7 +17,7 @@ import trueup
 from end_to_end.executing import lines_of
 from launch.running import cli
 from test_documentation import ROOT
-from trueup.analysis.bisection import compiled, running
+from trueup.analysis.bisection import running
 
 AUTOCAST = """
 import os
@@ -278,13 +278,13 @@ assert torch.ops.aten.erf.default not in lowering.fallbacks
 
 @pytest.mark.usefixtures("warm")
 def test_the_list_for_inductor_leaves_its_operators_to_aten(tmp_path: Path) -> None:
-    (said,) = compiled.written(["gelu", "gelu_backward"], tmp_path)
+    (said,) = running.written(["gelu", "gelu_backward"], tmp_path)
     assert said.endswith("before the first compiled call: import inductor_fallbacks")
     ended = subprocess.run([sys.executable, script(tmp_path, FALLBACKS)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    order = compiled.setup(["gelu"]).switches[0]
+    order = running.setup(["gelu"]).switches[0]
     assert order["adapter"] == {"left_to_aten": ["gelu"]}
-    assert compiled.setup([]).switches == ()
+    assert running.setup([]).switches == ()
 
 
 @pytest.mark.usefixtures("warm")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recipes.runs import pair, run
-from trueup.analysis.recipes import inside
+from trueup.analysis.recipes import following
 from trueup.doors.cli import main
 
 Said = pytest.CaptureFixture[str]
@@ -115,7 +115,7 @@ class TestTheCallInside:
             run(place, level=level).write(directory, world_size=1)
             return 0
 
-        monkeypatch.setattr(inside.launch, "execute", execute)
+        monkeypatch.setattr(following.launch, "execute", execute)
         return ran
 
     def follow(self, coarse: list[str]) -> int:
@@ -167,7 +167,7 @@ class TestTheCallInside:
         assert f"give it, or record them where the baseline runs: trueup capture -o {coarse[0]}-inside --level module" in said
 
     def test_a_command_that_fails(self, coarse: list[str], capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(inside.launch, "execute", lambda *_, **__: 3)
+        monkeypatch.setattr(following.launch, "execute", lambda *_, **__: 3)
         assert main(["align", *coarse, "--base-command", "false", "--", "false"]) == 1
         said = " ".join(capsys.readouterr().out.split())
         assert "cannot be judged: the baseline's command ended with exit code 3" in said

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from curves.made import losses, made
-from trueup.analysis.curves import shape
+from trueup.analysis.curves import statistics
 from trueup.analysis.curves.judging import judge
 from trueup.analysis.curves.run import Run, Series
 from trueup.analysis.recipes.recipe import load
@@ -154,29 +154,29 @@ def test_limits_of_the_guides_are_those_of_the_recipe() -> None:
 def test_spikes_and_slopes() -> None:
     values = np.log(losses(1))
     values[[200, 201, 300]] += 0.5
-    assert shape.spikes(values) == [200, 300]
-    assert shape.spikes(np.log(losses(2))) == []
+    assert statistics.spikes(values) == [200, 300]
+    assert statistics.spikes(np.log(losses(2))) == []
     steps = np.arange(100)
-    assert shape.slope(steps, -0.002 * steps) == pytest.approx(-2.0)
-    assert math.isnan(shape.slope(steps[:40], -0.002 * steps[:40]))
+    assert statistics.slope(steps, -0.002 * steps) == pytest.approx(-2.0)
+    assert math.isnan(statistics.slope(steps[:40], -0.002 * steps[:40]))
 
 
 def test_a_healthy_run_leaves_the_band_as_rarely_as_is_said() -> None:
     left = 0
     for trial in range(40):
         runs = np.log([losses(100 * trial + k, 200) for k in range(6)])
-        left += shape.leaves(runs[5], shape.band(runs[:5])) is not None
+        left += statistics.leaves(runs[5], statistics.band(runs[:5])) is not None
     assert left / 40 <= 1 / 6 + 3 * math.sqrt(1 / 6 * 5 / 6 / 40)
 
 
 def test_the_later_curve_is_said_by_steps() -> None:
     steps = np.arange(1, 1001)
     curve = 2 + 3 * np.exp(-steps / 300)
-    found = shape.lag(steps, [curve], [2 + 3 * np.exp(-steps / 330)])
+    found = statistics.lag(steps, [curve], [2 + 3 * np.exp(-steps / 330)])
     assert found is not None
     assert found.steps == pytest.approx(91, abs=2)
     assert found.there == pytest.approx(909, abs=2)
-    assert shape.lag(steps, [curve], [curve[::-1]]) is None
+    assert statistics.lag(steps, [curve], [curve[::-1]]) is None
 
 
 def test_runs_that_count_from_0_and_from_1_are_told_and_not_shifted() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import trueup
+from trueup.analysis.invariants.conditions import Key, Ranks, Step
 from trueup.analysis.invariants.learning import Checked, broken, check, learn, learned
 from trueup.analysis.invariants.relations import load, save
-from trueup.analysis.invariants.steps import Key, Ranks, Step
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 

@@ -15,7 +15,7 @@ import torch
 import trueup
 from trueup.analysis.invariants.learning import learn
 from trueup.analysis.monitor.comparing import compare_series
-from trueup.analysis.monitor.joining import Joined
+from trueup.analysis.monitor.kinds import Joined
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import series as writing

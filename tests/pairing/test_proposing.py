@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.analysis.pairing.proposing import Proposal, propose, write_map
-from trueup.analysis.pairing.weights import convert, convert_state
+from trueup.analysis.pairing.proposing import Proposal, convert, convert_state, propose, write_map
 from trueup.foundation.frameworks.mapping import load
 from trueup.foundation.frameworks.trees import Node, Tree
 

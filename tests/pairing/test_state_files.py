@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trueup import TrueupError
-from trueup.analysis.pairing.weights import read_state, write_state
+from trueup.analysis.pairing.proposing import read_state, write_state
 
 STATE = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "fc.bias": np.ones(2, np.float64)}
 

@@ -12,9 +12,8 @@ from torch import nn
 
 import trueup
 from trueup import simdev
-from trueup.analysis.rerun.replay import Settings
+from trueup.analysis.rerun.replay import Settings, names_of, screen
 from trueup.analysis.rerun.replay import run as replay
-from trueup.analysis.rerun.screening import names_of, screen
 from trueup.doors.cli import main
 from trueup.recording.execution.judging import Outcome, Replay
 from trueup.recording.policy_file import parse

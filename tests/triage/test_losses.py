@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trueup.analysis.triage.optimisations import apart, follows, gap, spread, tells
+from trueup.analysis.triage.triaging import apart, follows, gap, spread, tells
 
 SINGLE = 2.0**-24
 HALF = 2.0**-8

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trueup.analysis.triage.optimisations import NO_LOSS, Search
 from trueup.analysis.triage.running import Outcome, Switch, Table, Trial
+from trueup.analysis.triage.triaging import NO_LOSS, Search
 
 ROWS = ("a", "b", "c", "d", "whole")
 PARTS = ("first part", "second part", "third part")

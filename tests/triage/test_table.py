@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.running import fusion_file, load
+from trueup.analysis.triage.triaging import by_hand
 from trueup.foundation.model import TrueupError
 
 ROW = '[[switch]]\nname = "a"\nframework = "torch"\nwhat = "w"\norigin = "o"\n'

@@ -1,4 +1,5 @@
-"""The runs of a search that somebody may interrupt: the same command goes on after those that ended, and makes none of them again.
+"""A search by runs: the fewest of several things with which something still happens (delta debugging, ddmin); and runs that are
+kept, for a search may be interrupted: the same command goes on after those that ended, and makes none of them again.
 
     DIR/runs.jsonl     what is searched for; then each run that ended, and `{"over": true}`: then nothing goes on here
 """
@@ -12,15 +13,38 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store.layout import new_folder
 from trueup.foundation.words.wording import counted, say
 from trueup.recording.recorder.launch import uninterrupted
 
+T = TypeVar("T")
+
 FILE = "runs.jsonl"
 LARGEST = 1 << 20  # bytes; a search makes some twenty runs
+
+
+def fewest(items: Sequence[T], enough: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """Return a smallest set of ``items`` that is enough: none of its members can be left out. All items together are taken to be
+    enough without asking; a set that cannot be tried is not. With one guilty of n items it asks about 2 log2(n) times (Zeller and
+    Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002)."""
+    kept = tuple(items)
+    parts = 2
+    while len(kept) > 1:
+        size = -(-len(kept) // parts)
+        pieces = [kept[k : k + size] for k in range(0, len(kept), size)]
+        # Where no half was enough no smaller piece is: beyond halves, a piece is left out and the rest tried.
+        tried = pieces if parts == 2 else [tuple(item for item in kept if item not in piece) for piece in pieces]
+        found = next((some for some in tried if enough(some)), None)
+        if found is not None:
+            kept, parts = found, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(2 * parts, len(kept))
+    return kept
 
 
 class KeptRuns:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.analysis.pairing.models import Difference, compare_optimizers, compare_settings, convert_weights
-from trueup.analysis.pairing.proposing import Proposal, propose, write_map
-from trueup.analysis.pairing.weights import Conversion
+from trueup.analysis.pairing.proposing import Conversion, Proposal, propose, write_map
 from trueup.foundation.model import Result, TrueupError
 from trueup.recording.adapters.models import adapter_of, facts_of, tree_of
 

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import trueup
-from trueup.analysis.triage.optimisations import Search
 from trueup.analysis.triage.running import Switch, Trial, load, losses_of
+from trueup.analysis.triage.triaging import Search
 from trueup.foundation.facts.operators import named
 from trueup.recording.adapters.tensorflow import switching
 from trueup.recording.engine.switching import Switching

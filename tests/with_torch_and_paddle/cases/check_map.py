@@ -14,7 +14,7 @@ import framework_pairs as pairs
 import trueup
 from end_to_end.executing import lines_of
 from test_documentation import ROOT
-from trueup.analysis.pairing.weights import read_state
+from trueup.analysis.pairing.proposing import read_state
 from trueup.doors.cli.app import run
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.anomalies.describing import step_of
+from trueup.analysis.anomalies.effects import step_of
 from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.foundation.facts.anomaly import Anomaly, Place, ScaleStep
 from trueup.foundation.facts.arguments import decoded

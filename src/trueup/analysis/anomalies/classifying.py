@@ -21,10 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from trueup.analysis.anomalies import kinds
 from trueup.analysis.anomalies.across_steps import Memory, grown, lasting_slots, read_slots, remember, scale_steps
-from trueup.analysis.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
-from trueup.analysis.anomalies.flow import Flow, Source
+from trueup.analysis.anomalies.effects import Sites, led_to, place_of, slot_of, slots_of, step_of
+from trueup.analysis.anomalies.flow import INF, Flow, Source
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.foundation.facts.arguments import decoded
@@ -349,7 +348,7 @@ class _Step:
             return "parameters" if self.outside.is_parameter(source.slot) else "input"
         if stream.names.name(int(stream.phase[source.call])) == "collective":
             return "collective"
-        if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
+        if source.bits & INF:  # Inf and NaN of clean inputs in one call: the overflow came first
             return "overflow"
         return "nan" if source.bits & NAN else "saturated"
 
@@ -391,7 +390,7 @@ class _Step:
 
     def _clean_weights(self) -> bool:
         """Tell whether the step read lasting tensors, and none of them was bad."""
-        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (NAN | kinds.INF))
+        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (NAN | INF))
 
     def _clean_gradients(self) -> bool:
         stream = self.stream

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.anomalies import kinds
+from trueup.analysis.anomalies import flow
 from trueup.analysis.anomalies.effects import FOLLOWED
 from trueup.foundation.facts.anomaly import Anomaly, Matters, Severity
 from trueup.foundation.facts.operators import has
@@ -50,7 +50,7 @@ def settled(found: Sequence[Anomaly], capture: Capture) -> tuple[list[Anomaly], 
     waiting = [one for one in found if is_open(one)]
     if not waiting:
         return list(found), []
-    from trueup.analysis.rerun.executing import only_torch
+    from trueup.analysis.rerun.processes import only_torch
 
     only_torch(capture, "overflow --replay")
     try:
@@ -380,7 +380,7 @@ def bad_elements(tensor: RecordedTensor) -> NDArray[np.bool_]:
         raise Untold(line_of(error)) from None
     if not is_float(held):
         return np.zeros(held.shape, bool)
-    return np.asarray(~np.isfinite(held) | (np.abs(held) == kinds.largest(tensor.dtype)))
+    return np.asarray(~np.isfinite(held) | (np.abs(held) == flow.largest(tensor.dtype)))
 
 
 def wide(array: NDArray[Any]) -> NDArray[Any]:
@@ -407,7 +407,7 @@ def shown(changed: Changed, tensor: RecordedTensor) -> NDArray[Any]:
 
 def floored(a: NDArray[Any], b: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return ``b`` with the elements of ``a`` where they differ by less than the dtype's smallest number, which rounds away."""
-    limits = kinds.limits(dtype) if a.dtype.kind == "f" else None
+    limits = flow.limits(dtype) if a.dtype.kind == "f" else None
     if limits is None:
         return b
     with np.errstate(invalid="ignore"):

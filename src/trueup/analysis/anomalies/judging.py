@@ -29,13 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from trueup.analysis.anomalies import kinds
+from trueup.analysis.anomalies import flow
 from trueup.analysis.anomalies.across_steps import Memory, scale_findings
 from trueup.analysis.anomalies.classifying import classify_stream
-from trueup.analysis.anomalies.describing import Sites, led_to, place_of, policy_row, slots_of
-from trueup.analysis.anomalies.effects import Run, in_order, repetitions, settle
-from trueup.analysis.anomalies.flow import maker
-from trueup.analysis.anomalies.kinds import unmeasured
+from trueup.analysis.anomalies.effects import Run, Sites, in_order, led_to, place_of, policy_row, repetitions, settle, slots_of
+from trueup.analysis.anomalies.flow import maker, unmeasured
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, distinct
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.facts.anomaly import Anomaly, Crossing, Kind, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
@@ -428,7 +426,7 @@ def dtype_named(name: str) -> str:
 def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]:
     """Return the calls of a rank and step whose inputs fit a narrower dtype and whose result does not."""
     dtype = dtype_named(narrower)
-    found = kinds.limits(dtype)
+    found = flow.limits(dtype)
     assert found is not None
     largest, normal, _ = found
     wide = np.isin(stream.dtype, [stream.names.number(name) for name in WIDER[narrower]])
@@ -474,7 +472,7 @@ class Gradients:
     def said(self, narrower: str) -> str:
         """Say how many are too small and which loss scale lifts nine of ten; empty where a tenth of them or less is."""
         dtype = dtype_named(narrower)
-        limits = kinds.limits(dtype)
+        limits = flow.limits(dtype)
         rms = np.concatenate(self._rms) if self._rms else np.empty(0)
         if limits is None or not len(rms) or not (tenth := float(np.quantile(rms, 0.1))) < limits[1]:
             return ""
@@ -492,7 +490,7 @@ def _asked_for(stream: Stream, over: Array, magnitude: Array) -> Array:
     for k in np.flatnonzero(over).tolist():
         call = int(stream.call[k])
         size = float(magnitude[k])
-        if any(abs(abs(one) - size) <= 0.01 * size for one in kinds.numbers_of(stream.value(int(stream.arguments[call])))):
+        if any(abs(abs(one) - size) <= 0.01 * size for one in flow.numbers_of(stream.value(int(stream.arguments[call])))):
             found[k] = True
             continue
         made = [maker(stream, j) for j in range(*stream.starts[call : call + 2].tolist())]

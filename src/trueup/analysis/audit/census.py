@@ -19,8 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trueup.analysis.anomalies.kinds import limits
-from trueup.analysis.audit.cast_danger import family
+from trueup.analysis.anomalies.flow import family, limits
 from trueup.analysis.audit.reading import Found, Places, Steps, calls, innermost, parts
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.store import Capture, open_capture

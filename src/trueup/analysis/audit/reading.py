@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.analysis.anomalies.describing import place_of
+from trueup.analysis.anomalies.effects import place_of
 from trueup.analysis.anomalies.judging import chosen
 from trueup.comparison.graph.streams import Stream
 from trueup.foundation.facts.anomaly import Place

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from trueup.analysis.bisection import compiled
+from trueup.analysis.bisection import running
 from trueup.analysis.bisection.running import Setup
 from trueup.analysis.bisection.search import Chosen, apart
-from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.running import load, switched_off
+from trueup.analysis.triage.triaging import by_hand
 from trueup.foundation import toml
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import UNIT_ROUNDOFF
@@ -142,7 +142,7 @@ def _line(word: str) -> str:
         return f'device = "{word}"'
     if word == "deterministic":
         return "deterministic = true"
-    allowed = ", ".join((*DTYPES, *DEVICES, "deterministic")) + f"; of compiled code {compiled.ATEN}, alone"
+    allowed = ", ".join((*DTYPES, *DEVICES, "deterministic")) + f"; of compiled code {running.ATEN}, alone"
     raise UsageError(f"There is no change {word!r}.\n  expected: one of {allowed}\n  got:      {word}\n  next:     correct --as")
 
 
@@ -163,7 +163,7 @@ def operators(capture: Capture, change: Sequence[str] = ()) -> Changes:
 def compiled_operators(names: Chosen) -> Changes:
     """Offer operators of which Inductor generates code."""
     return Changes(
-        "operators", names, "compiled operator", compiled.DONE, lambda chosen, _: compiled.setup(chosen), compiled.written
+        "operators", names, "compiled operator", running.DONE, lambda chosen, _: running.setup(chosen), running.written
     )
 
 

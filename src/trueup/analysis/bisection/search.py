@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.ddmin import fewest
+from trueup.analysis.kept_runs import fewest
 from trueup.foundation.model import TrueupError
 
 Outcome = Literal["good", "bad", "skip"]

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.curves import shape, statistics
+from trueup.analysis.curves import statistics
 from trueup.analysis.curves.run import Run, Series, chosen, plain
 from trueup.analysis.curves.statistics import Better, Numbers, Tested, Word
 from trueup.analysis.recipes.recipe import load, means_apart, relative
@@ -90,7 +90,7 @@ class Shape:
 
     partings: tuple[Parting, ...]
     alarms: float | None  # how often a healthy run would leave the band
-    lag: shape.Lag | None
+    lag: statistics.Lag | None
     spikes: tuple[tuple[int, ...], ...]  # steps, a run each, the baseline's first
     changes: tuple[int, ...]  # steps at which the difference of the mean curves changes its level
     slopes: tuple[float, float]  # of the last third, a thousand steps; relative where the curve is positive
@@ -112,7 +112,7 @@ class Verdict:
     notes: tuple[str, ...]
     steps: NDArray[np.int64] = field(repr=False)
     curves: tuple[Numbers, Numbers] = field(repr=False)  # (runs, steps) of both sides
-    band: shape.Band = field(repr=False)
+    band: statistics.Band = field(repr=False)
     logarithmic: bool = True
 
     @property
@@ -177,7 +177,7 @@ def judge(
     whole = _whole(b, c, steps, pair)
     word, lines = whole if whole is not None else _worded(windows, names, pair, runs_of, margin, better, spread)
     windows = () if whole is not None and word == "equivalent" else windows  # the same number everywhere: nothing to test
-    held = shape.band(drawn[0]) if np.isfinite(b).all() else shape.Band(drawn[0][0], np.full(count, math.inf), 0)
+    held = statistics.band(drawn[0]) if np.isfinite(b).all() else statistics.Band(drawn[0][0], np.full(count, math.inf), 0)
     found = _shape(steps, drawn, (b, c), held, runs_of[1], pair or (len(b), len(c)) == (1, 1))
     rules = tuple(_ruled(b, c, steps, places[-1]))
     return Verdict(
@@ -369,7 +369,7 @@ def _distinct(runs: Sequence[Run], held: Numbers, notes: list[str]) -> list[int]
     """Leave out a run that is another one number for number: a deterministic training again is no second sample."""
     kept: list[int] = []
     for place, curve in enumerate(held):
-        twin = next((other for other in kept if shape.parts(held[other], curve) is None), None)
+        twin = next((other for other in kept if statistics.parts(held[other], curve) is None), None)
         if twin is None:
             kept.append(place)
         else:
@@ -409,7 +409,7 @@ def _means(held: Numbers, logarithmic: bool) -> Numbers:
 def _whole(b: Numbers, c: Numbers, steps: NDArray[np.int64], pair: bool) -> tuple[Word, list[str]] | None:
     """Return a verdict that is no matter of chance, if there is one."""
     finite = np.isfinite(b).all()
-    if finite and (pair or len(b) == len(c) == 1) and shape.parts(b.ravel(), c.ravel()) is None:
+    if finite and (pair or len(b) == len(c) == 1) and statistics.parts(b.ravel(), c.ravel()) is None:
         where = "of each pair" if len(b) > 1 else "in both runs"
         return "equivalent", [f"the same number at each step {where} ({counted(len(steps), 'step')})"]
     bad = [~np.isfinite(side) for side in (b, c)]
@@ -493,20 +493,20 @@ def _off_by(share: float) -> str:
 
 
 def _shape(
-    steps: NDArray[np.int64], drawn: tuple[Numbers, Numbers], sides: tuple[Numbers, Numbers], held: shape.Band,
+    steps: NDArray[np.int64], drawn: tuple[Numbers, Numbers], sides: tuple[Numbers, Numbers], held: statistics.Band,
     runs: Sequence[str], pair: bool,
 ) -> Shape:  # fmt: skip
     partings = []
     for place, name in enumerate(runs):
-        exact = shape.parts(sides[0][place], sides[1][place]) if pair else None
-        beyond = shape.leaves(drawn[1][place], held) if len(steps) >= shape.OF else None
+        exact = statistics.parts(sides[0][place], sides[1][place]) if pair else None
+        beyond = statistics.leaves(drawn[1][place], held) if len(steps) >= statistics.OF else None
         partings.append(Parting(name, None if exact is None else int(steps[exact]), None if beyond is None else int(steps[beyond])))
     finite = [bool(np.isfinite(side).all()) for side in drawn]
-    spikes = tuple(tuple(int(steps[place]) for place in shape.spikes(curve)) for side in drawn for curve in side)
+    spikes = tuple(tuple(int(steps[place]) for place in statistics.spikes(curve)) for side in drawn for curve in side)
     means = [side.mean(axis=0) for side in drawn]
-    changed = shape.changes(means[1] - means[0]) if all(finite) else []
-    lag = shape.lag(steps, list(sides[0]), list(sides[1])) if all(finite) else None
-    slopes = shape.slope(steps, means[0]), shape.slope(steps, means[1])
+    changed = statistics.changes(means[1] - means[0]) if all(finite) else []
+    lag = statistics.lag(steps, list(sides[0]), list(sides[1])) if all(finite) else None
+    slopes = statistics.slope(steps, means[0]), statistics.slope(steps, means[1])
     return Shape(tuple(partings), held.alarms, lag, spikes, tuple(int(steps[place]) for place in changed), slopes)
 
 

@@ -1,24 +1,55 @@
-"""Learning relations from healthy runs, and checking another for them.
+"""Learning relations from healthy runs, and checking another for them: its capture, or while it goes.
 
 A relation is learned where its query has one outcome in all examples of all healthy runs, or where a condition tells the examples
 with an outcome from those without. What a checked run does not hold (a call, a second rank) is not judged, and counted.
+
+While a run goes, some steps in a row are recorded by digests, read, and thrown away. A window is three steps: the first is not
+whole, for it begins where the model runs, and is left out (of a TensorFlow function it is not there at all); the two others are
+judged as the steps of a capture are. A window that the run's end cuts short is not judged. The first window begins one step after
+the monitor does, for optimizers make their state in the first. What ranks hold beside each other is judged one window later, when
+all of them have written theirs; nothing is waited for.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trueup.analysis.invariants.conditions import EACH, SUPPORT, Example, condition, features_of
-from trueup.analysis.invariants.relations import OF_RANKS, Invariants, Relation, examples, expectable, first_other
-from trueup.analysis.invariants.steps import FEWEST, PARAMETERS, Key, Ranks, read_steps
+from trueup.analysis.invariants.conditions import (
+    EACH,
+    FEWEST,
+    PARAMETERS,
+    SUPPORT,
+    Example,
+    Key,
+    Ranks,
+    Step,
+    condition,
+    features_of,
+    read_step,
+    read_steps,
+)
+from trueup.analysis.invariants.relations import (
+    OF_RANKS,
+    Invariants,
+    Relation,
+    beside_another,
+    examples,
+    expectable,
+    first_other,
+    neighbours,
+)
 from trueup.foundation.model import TrueupError, VerdictWord
-from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store import Capture, layout, open_capture
 from trueup.foundation.words.wording import counted
 
 _FIRST = {"equal": 0, "alike": 0, "arguments": 2, "calls": 3}  # how early in a step a violation is told; 1: all others
 LAST = 4  # whose gradient an optimizer is given, in a step with other calls: a parameter that it leaves out renumbers all after it
+
+WINDOW = 3
+FOLDER = "invariants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +181,67 @@ def _sentence(verdict: VerdictWord, violations: Sequence[Violation], judged: int
     if verdict == "aligned":
         return f"HOLDS  {counted(judged, 'relation')} of the healthy run hold in each step"
     return "COULD NOT TELL  no relation of the healthy run is about what this one holds, or records are lost"
+
+
+class Live:
+    """The windows of one rank; each relation of each place is told once."""
+
+    def __init__(self, known: Invariants, directory: Path, rank: int, every: int) -> None:
+        self._known, self._directory, self._rank, self._every = known, directory / FOLDER, rank, every
+        self._next: int | None = None
+        self._steps: list[tuple[int, list[Step]]] = []  # of the last window: its first step, and what was held
+        self._told: set[tuple[str, str, str, str]] = set()
+        self.levels = tuple(dict.fromkeys(one.key[0] for one in known.relations if one.key is not None)) or ("module", "api")
+        shutil.rmtree(self._own(), ignore_errors=True)  # of a run that was killed
+
+    def due(self, step: int) -> bool:
+        """Tell whether a window begins with a step."""
+        if self._next is None:
+            self._next = step + 1
+        return step >= self._next
+
+    def folder(self, step: int) -> Path:
+        """Return where a window that begins with a step is recorded."""
+        self._next = step + max(self._every, WINDOW + 1)
+        return self._own() / f"step-{step:06d}"
+
+    def _own(self, rank: int | None = None) -> Path:
+        return self._directory / layout.rank_name(self._rank if rank is None else rank)
+
+    def judge(self, first: int) -> list[Violation]:
+        """Judge the window that began with a step; what was told before is not told again. Raises TrueupError or OSError where
+        nothing can be read."""
+        now = self._read(self._rank, first)
+        found = list(broken(self._known, {self._rank: now})[0])
+        if self._steps:
+            before, steps = self._steps[-1]
+            for rank in neighbours(self._rank, range(self._rank)):
+                try:
+                    others = self._read(rank, before)
+                except (TrueupError, OSError):  # it is late, or no such rank is checked
+                    continue
+                for one, step in zip(others, steps, strict=False):
+                    found += broken(self._known, list(beside_another(one, step)))[0]
+        self._steps.append((first, now))
+        if len(self._steps) > 2:
+            gone, _ = self._steps.pop(0)
+            shutil.rmtree(self._own() / f"step-{gone:06d}", ignore_errors=True)
+        new = [one for one in found if (one.relation, one.scope, one.op, one.slot) not in self._told]
+        self._told |= {(one.relation, one.scope, one.op, one.slot) for one in new}
+        return new
+
+    def _read(self, rank: int, first: int) -> list[Step]:
+        capture = open_capture(self._own(rank) / f"step-{first:06d}")
+        some = len(capture.steps) < WINDOW  # the function that ran as the window began was not recorded, only what followed it
+        there = capture.steps[not some : WINDOW]
+        shift = first + WINDOW - 1 - max(there, default=0)
+        steps = [one for number in there if (one := read_step(capture, rank, number, shift)) is not None]
+        return [replace(one, whole=False) if some and one is steps[0] else one for one in steps]
+
+    def close(self) -> None:
+        """Remove what is left."""
+        shutil.rmtree(self._own(), ignore_errors=True)
+        try:
+            self._directory.rmdir()
+        except OSError:  # another rank's
+            return

@@ -24,8 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.invariants.conditions import FEATURES, Condition, Example
-from trueup.analysis.invariants.steps import PARAMETERS, Key, Ranks, Step
+from trueup.analysis.invariants.conditions import FEATURES, PARAMETERS, Condition, Example, Key, Ranks, Step
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_json
 from trueup.foundation.words.wording import shorten

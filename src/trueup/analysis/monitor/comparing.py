@@ -37,9 +37,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
-from trueup.analysis.monitor.joining import Joined
-from trueup.analysis.monitor.kinds import SETTING, Settled, kind_of, spoken
+from trueup.analysis.curves.statistics import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
+from trueup.analysis.monitor.kinds import SETTING, Joined, Settled, kind_of, spoken
 from trueup.analysis.monitor.starting import Start, start
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import TrueupError, VerdictWord

@@ -5,6 +5,8 @@ What fails on our side is said once and kept in the rank's manifest; the trainin
 
 The switch is the file ``control`` in the directory, looked at once a second: ``off``, ``on``, ``every 50`` or ``capture`` (the next
 step at full detail). It holds for all ranks.
+
+In a process that ``trueup monitor -- COMMAND`` armed it begins with the framework, or when the process joins others (`armed`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from trueup.recording.recorder.options import NumberSet, in_ranges, parse_number
 from trueup.recording.registry import Adapter
 
 if TYPE_CHECKING:
-    from trueup.analysis.invariants.live import Live
+    from trueup.analysis.invariants.learning import Live
     from trueup.analysis.monitor.alerts import Alert, Alerts
+    from trueup.recording.engine.armed import BaseArmed
 
 CONTROL = "control"
 LOOK_SECONDS = 1.0
@@ -46,6 +49,8 @@ CAPTURES = "captures"  # folder of the steps that were captured at full detail
 MODULES = "modules.json"  # in a rank's folder: what the modules are, and who calls them
 MOST_SAID = 20  # alerts that are printed; later ones are only written
 ACTIONS = ("message", "stop", "capture")
+
+NAMED = 64  # alerts that a process's report holds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,7 +223,7 @@ class Monitor:
 
             self._judge = Alerts(self.path, rank or 0, world)
         if self.options.invariants is not None:
-            from trueup.analysis.invariants.live import Live
+            from trueup.analysis.invariants.learning import Live
             from trueup.analysis.invariants.relations import load
 
             self._live = Live(load(Path(self.options.invariants)), self.path, rank or 0, self.options.check)
@@ -278,7 +283,7 @@ class Monitor:
             if self._begin_capture(model, directory, self.step, detail="tensor"):
                 say(f"step {self.step} is captured at full detail into {directory}")
         elif self._capture is None and self._live is not None and not self.paused and self._live.due(self.step):
-            from trueup.analysis.invariants.live import WINDOW
+            from trueup.analysis.invariants.learning import WINDOW
 
             self._window, levels = self.step, self._live.levels
             if not self._begin_capture(
@@ -392,3 +397,43 @@ def _run(command: str, alert: str) -> None:
             pipe.write(alert.encode())
     except OSError as error:
         say(f"the command for alerts did not start: {error}")
+
+
+def armed(base: type[BaseArmed], directory: Path, options: str, root: dict[str, Any], monitor: str) -> BaseArmed:
+    """Return what an adapter's armed process is with a monitor in place of a capture; ``monitor`` is an encoded `MonitorOptions`.
+    Raises TrueupError where the framework has no probe."""
+    if "monitor" in base.adapter.lacks:
+        raise TrueupError(f"monitor is not there for {base.adapter.title} yet ({base.adapter.page} says what there is)")
+    chosen = MonitorOptions.from_json(monitor)
+    said = root_manifest(chosen, root.get("command", ())) | {"run": root.get("run")}
+
+    class Armed(base):  # type: ignore[misc, valid-type]
+        monitor: Monitor | None = None
+
+        def _start(self) -> None:
+            self.monitor = Monitor(self._directory, chosen, self.adapter, said).start(at_once=False)
+            atexit.unregister(self.monitor.close)  # the process's own end says how it ended
+
+        def joined(self) -> None:
+            if self.monitor is None:
+                self._start()
+
+        def finish(self, ending: str | None) -> None:
+            if self.monitor is not None:
+                self.monitor.close(ending)
+
+        def report(self) -> dict[str, Any]:
+            held = self.monitor
+            if held is None:
+                return {"process_rank": None, "why": self.no_group}
+            found = {"steps": held.count, "series": held.series, "alerts": len(held.alerts), "failure": held.failure}
+            some = [dataclasses.asdict(one) for one in held.alerts[:NAMED]]
+            why = None if held.count else "no optimizer stepped"
+            return {"process_rank": self.rank() or 0, "calls": held.count, "why": why, "monitor": found | {"first": some}}
+
+        def _in_child(self) -> None:
+            if self.monitor is not None:
+                self.monitor.probe.detach()
+                self.monitor = None
+
+    return Armed(directory, options, root)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.curves.shape import NORMAL, OF, OWN_NOISE, SUSTAINED
-from trueup.analysis.monitor.joining import Joined
+from trueup.analysis.curves.statistics import NORMAL, OF, OWN_NOISE, SUSTAINED
+from trueup.analysis.monitor.kinds import Joined
 from trueup.foundation.store.series import SeriesReader
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.pairing.proposing import Pair, Proposal, propose
-from trueup.analysis.pairing.weights import Conversion, convert
+from trueup.analysis.pairing.proposing import Conversion, Pair, Proposal, convert, propose
 from trueup.foundation.frameworks.dialect import neutral_settings, same
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.frameworks.tables import FRAMEWORKS, Optimizer, optimizers_by_class

@@ -1,7 +1,7 @@
 """Alignment as a recipe: the steps and the numbers of a porting guide, followed over two captures.
 
 `recipe` reads a recipe (such as ``paddle.toml``), `readings` keeps what a comparison measured in the first step, `following` makes
-the steps in order and shows the way to the blamed call, `inside` records operators where there were modules alone.
+the steps in order, shows the way to the blamed call, and records operators where there were modules alone.
 `trueup.comparison.verdict` measures. Used by ``trueup align --recipe`` and the reports.
 """
 

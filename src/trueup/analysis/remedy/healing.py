@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueup.analysis.anomalies import overflow
-from trueup.analysis.anomalies.describing import NARROW, wider_function, wider_module
+from trueup.analysis.anomalies.effects import NARROW, wider_function, wider_module
 from trueup.analysis.audit.amp import amp
-from trueup.analysis.ddmin import fewest
-from trueup.analysis.kept_runs import KeptRuns
+from trueup.analysis.kept_runs import KeptRuns, fewest
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.facts.operators import has, named
 from trueup.foundation.store import Capture, open_capture

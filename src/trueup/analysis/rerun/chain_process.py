@@ -27,8 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from trueup.analysis.rerun.executing import executing
-from trueup.analysis.rerun.processes import LATE, Worker, how_ended
+from trueup.analysis.rerun.processes import LATE, Worker, executing, how_ended
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.recording.execution.case_errors import CaseErrors

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.ddmin import fewest
+from trueup.analysis.kept_runs import fewest
 from trueup.analysis.rerun.chain_process import Recorded, Trying
 from trueup.foundation.progress import advance
 from trueup.foundation.store.segment import numpy_dtype

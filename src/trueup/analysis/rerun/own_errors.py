@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.analysis.rerun.executing import executing, framework_of
+from trueup.analysis.rerun.processes import executing, framework_of
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import DETAILS, TrueupError

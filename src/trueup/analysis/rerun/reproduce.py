@@ -24,9 +24,9 @@ from typing import Any
 import jinja2
 
 from trueup.analysis.rerun.chain_process import Trying
-from trueup.analysis.rerun.executing import framework_of
 from trueup.analysis.rerun.minimise import Context, Minimised, Signature, find_context
 from trueup.analysis.rerun.minimise import minimise as shrink
+from trueup.analysis.rerun.processes import framework_of
 from trueup.analysis.selecting import Selection, find_call
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture

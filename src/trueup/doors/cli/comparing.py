@@ -327,7 +327,7 @@ def convert_weights(
 
     Exit code 0: all were converted, 2: some were not, and are named.
     """
-    from trueup.analysis.pairing.weights import convert_state, read_state, write_state
+    from trueup.analysis.pairing.proposing import convert_state, read_state, write_state
     from trueup.doors.report.document import fields
     from trueup.doors.report.terminal import Terminal
     from trueup.foundation.frameworks.mapping import load

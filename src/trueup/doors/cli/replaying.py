@@ -19,8 +19,7 @@ from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueup.analysis.rerun.replay import Settings
-    from trueup.analysis.rerun.screening import Screening
+    from trueup.analysis.rerun.replay import Screening, Settings
     from trueup.recording.execution.judging import Replay
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
@@ -58,8 +57,7 @@ def replay(
 
     from trueup.analysis.rerun.processes import to_json
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
-    from trueup.analysis.rerun.replay import Settings
-    from trueup.analysis.rerun.screening import screen
+    from trueup.analysis.rerun.replay import Settings, screen
     from trueup.doors.report.executed import render
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
@@ -89,8 +87,7 @@ def _executed(
     bases: Sequence[Path], settings: Settings, output: File, processes: int, timeout: float
 ) -> dict[str, Replay]:  # fmt: skip
     """Replay captures one after the other, several each into a folder of its own; return what was found by their names."""
-    from trueup.analysis.rerun.replay import run
-    from trueup.analysis.rerun.screening import names_of
+    from trueup.analysis.rerun.replay import names_of, run
     from trueup.foundation.store import open_capture
     from trueup.foundation.words.wording import say
 

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from trueup.analysis.bisection.search import Attempt
     from trueup.analysis.remedy.healing import Healed
     from trueup.analysis.remedy.undoing import Undone
-    from trueup.analysis.rerun.replay import Verification
-    from trueup.analysis.rerun.screening import Screening
+    from trueup.analysis.rerun.replay import Screening, Verification
     from trueup.recording.execution.judging import Group, Replay
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.text import Text
 
 from trueup.analysis.monitor.comparing import Compared, size
-from trueup.analysis.monitor.joining import rows
+from trueup.analysis.monitor.kinds import rows
 from trueup.doors.report.document import fields, headed
 from trueup.doors.report.terminal import COLOURS, labelled, listing, print_lines
 from trueup.foundation.words.wording import clean, counted, number, percent

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trueup.analysis.recipes.inside import named
+from trueup.analysis.recipes.following import named
 from trueup.analysis.recipes.recipe import RecipeResult
 from trueup.doors.report.document import document as verdict
 from trueup.doors.report.document import fields, json_plain

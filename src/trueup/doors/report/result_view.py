@@ -98,15 +98,15 @@ def loss_remark(result: Result) -> str:
         return ""
     import numpy as np  # text needs no numbers, and most of what renders text has none
 
-    from trueup.analysis.curves import shape
+    from trueup.analysis.curves import statistics
 
     b, c = (np.array([side[step] for step in steps], np.float64) for side in (before, after))
-    exact = shape.parts(b, c)
+    exact = statistics.parts(b, c)
     if exact is None:
         return f"all {len(steps)} losses are the same number"
     said = f"the numbers are the same before step {steps[exact]:,}" if exact else "the numbers differ from the first step on"
     drawn = (np.log(b), np.log(c)) if (b > 0).all() and (c > 0).all() else (b, c)
-    beyond = shape.leaves(drawn[1], shape.band(drawn[0][None])) if np.isfinite(b).all() else None
+    beyond = statistics.leaves(drawn[1], statistics.band(drawn[0][None])) if np.isfinite(b).all() else None
     if beyond is not None:
         said += f"; from step {steps[beyond]:,} on they are further apart than the baseline's own noise from step to step"
     last = slice(len(b) - len(b) // CITED, None)

@@ -13,16 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.facts.slots import TF32
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.tables import FRAMEWORKS
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
-from trueup.foundation.settings import differing
 from trueup.foundation.store.layout import MONITOR
-from trueup.foundation.store.reader import Capture
 from trueup.foundation.words.wording import counted, in_runs
+
+if TYPE_CHECKING:  # a process that records says this of itself, and reads no capture
+    from trueup.foundation.store.reader import Capture
 
 LONGEST = 120  # characters of a filter that are shown
 MOST_TEXT = 300  # characters of a text of a manifest that are read
@@ -278,6 +279,8 @@ class Overlap:
     @cached_property
     def same_kernels(self) -> bool:
         """Whether nothing that both runs say is a reason for other kernels: libraries, switches, threads, processor."""
+        from trueup.foundation.settings import differing  # here: a process that records compares nothing
+
         first, second = (next(iter(capture.ranks.values()), {}) for capture in self._captures)
         return not any(one.group in ("switch", "version") and one.severity != "cannot" for one in differing(first, second))
 

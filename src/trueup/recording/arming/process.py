@@ -136,7 +136,7 @@ class _Process:
             options = order.get("options_of", {}).get(framework, order["options"])
             directory, root = Path(order["directory"]), order["root"]
             if order.get("monitor") is not None:
-                monitored = import_module("trueup.analysis.monitor.armed")
+                monitored = import_module("trueup.analysis.monitor.session")
                 begun = monitored.armed(armed.Armed, directory, options, root, order["monitor"])
             else:
                 begun = armed.Armed(directory, options, root, policy, watch)

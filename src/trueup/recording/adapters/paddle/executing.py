@@ -1,4 +1,4 @@
-"""What `trueup.analysis.rerun` asks of this adapter (`trueup.analysis.rerun.executing.Executing`).
+"""What `trueup.analysis.rerun` asks of this adapter (`trueup.analysis.rerun.processes.Executing`).
 
 A recorded call as Python source that a person reads and pytest runs.
 
