@@ -362,7 +362,7 @@ FAULTS: dict[str, Fault] = {
     "one-block": Fault(OneBlock, "packed", "a packed weight cut in one block", ("differ (layers.3.gated.both.weight",)),
     "loss-times-ranks": Fault(LossTimesRanks, "packed", f"{MEGATRON}#906", (TWICE,)),
     "norm-not-reduced": Fault(NormNotReduced, "packed", f"{MEGATRON}#1446", ("the gradient of norm.weight differs",), True),
-    "bias-not-reduced": Fault(BiasNotReduced, "packed", "bigcode-project/Megatron-LM#11", ("down.bias differs",), True),
+    "bias-not-reduced": Fault(BiasNotReduced, "packed", "bigcode-project/Megatron-LM#11", ("down.bias",), True),
     "gather-not-summed": Fault(GatherNotSummed, "packed", f"{MEGATRON}#7452", ("a reduction is missing in the backward",)),
     "context-summed": Fault(ContextSummed, "dense", f"{MEGATRON}#673", (TWICE,)),
     "own-places": Fault(OwnPlaces, "dense", f"{MEGATRON}#560", ("counts from 0 on",)),

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.comparison.layout.calls import _looked_up
+from trueup.comparison.layout.calls import _closed, _looked_up
 from trueup.comparison.layout.declaring import load
-from trueup.comparison.layout.geometry import geometry_of
+from trueup.comparison.layout.geometry import Geometry, geometry_of
 from trueup.comparison.layout.inferring import Slot, Told, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
+from trueup.comparison.layout.losses import begun, how_of, reduced, weights
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.result.comparing import compare
 from trueup.comparison.result.layouts import _over_pieces, _summed_oddly, _times_as_much, joined
@@ -176,6 +177,88 @@ def test_a_sum_over_ranks_that_hold_other_pieces(ranks: str, axis: str, named: b
     ) if named else None)  # fmt: skip
 
 
+# ---------------------------------------------------------------- losses
+def _losses(*values: float, axes: tuple[str, ...] = ("ranks",), data: tuple[str, ...] = ("ranks",)) -> SimpleNamespace:
+    """Workers, two along the last of ``axes``, with their losses."""
+    places = {worker: divmod(worker, 2)[-len(axes) :] for worker in range(len(values))}
+    return SimpleNamespace(workers=Geometry(axes, places), data=frozenset(data), losses=dict(enumerate(values)))
+
+
+@pytest.mark.parametrize(
+    ("sides", "hows"),
+    [
+        ((_losses(3.0, axes=(), data=()), _losses(2.8, 3.2)), [{}, {"ranks": "avg"}]),
+        ((_losses(3.0, axes=(), data=()), _losses(1.4, 1.6)), [{}, {"ranks": "sum"}]),  # divided by the ranks, or tokens of all
+        ((_losses(3.0, axes=(), data=()), _losses(1.4, 1.0)), [{}, {}]),  # neither: means, and the loss shows it
+        (  # the sum of micro-batches, the mean of ranks
+            (
+                _losses(3.0, axes=(), data=()),
+                _losses(1.0, 2.0, 1.6, 1.4, 1.3, 1.7, axes=("ranks", "micro"), data=("ranks", "micro")),
+            ),
+            [{}, {"ranks": "avg", "micro": "sum"}],
+        ),
+        ((_losses(1.4, 1.6), _losses(2.9, 3.1)), [{"ranks": "sum"}, {"ranks": "avg"}]),
+        ((_losses(3.0, 3.0, axes=("tp",), data=()), _losses(2.8, 3.2)), [{}, {"ranks": "avg"}]),  # ranks that cut the model
+        ((_losses(3.0, axes=(), data=()), _losses(axes=("ranks",))), [{}, {}]),
+    ],
+)
+def test_losses_of_both_runs_come_to_the_same(sides: tuple[SimpleNamespace, ...], hows: list[dict[str, str]]) -> None:
+    assert reduced(sides) == hows
+
+
+def test_a_number_counts_as_its_gradient_says() -> None:
+    assert weights({0: 0.5, 1: 1.5}) == {0: 0.5, 1: 1.5}  # a rank with three times as many tokens
+    assert (weights({0: 0.5, 1: 0.5}), weights({0: 0.5, 1: None}), weights({0: -1.0, 1: 1.0})) == ({}, {}, {})
+    workers = _losses(0.0, 0.0).workers
+    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 50.0, {"ranks": "avg"}) == {"ranks": "sum"}  # losses not divided yet
+    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, None, {"ranks": "avg"}) == {"ranks": "avg"}
+
+
+def test_where_a_backward_begins() -> None:
+    def row(seq: int, phase: str, slot: str, mean: float, made: int | None = None, forward: int | None = None) -> dict[str, object]:
+        return {"seq": seq, "phase": phase, "level": "api", "slot": slot, "mean": mean, "numel": 1, "producer_seq": made,
+                "forward_seq": forward}  # fmt: skip
+
+    rows = [row(1, "forward", "output.0", 3.0), row(2, "forward", "input.0", 3.0, 1), row(2, "forward", "output.0", 1.5)]
+    rows += [row(4, "backward", "grad_output.0", 1.0, None, 2), row(5, "backward", "grad_output.0", 0.5, 4, 1)]
+    assert begun(rows) == [1.5]
+
+
+def _weighted(directory: Path, tokens: tuple[int, ...], counts: tuple[float, ...]) -> Path:
+    """A run whose ranks hold so many tokens each; the loss is the mean of theirs, of which each counts so much."""
+    run, every = Recording(parts="stats digest tensor"), np.arange(1, 9, dtype=np.float32)
+    for rank, (x, count) in enumerate(zip(np.split(every, np.cumsum(tokens)[:-1]), counts, strict=True)):
+        rows = x[:, None] * np.ones((1, 2), np.float32)
+        run.call("Model", {"input.0": rows + 1}, [rows], level="module", rank=rank)
+        loss, one = np.array(x.mean(), np.float32), np.array(1, np.float32)
+        made = run.call("loss", [rows], [loss], level="api", scope="", rank=rank)
+        total = run.call("scale", [loss], [loss * np.float32(count)], level="api", scope="", rank=rank) if len(tokens) > 1 else made
+        back = {"level": "api", "phase": "backward", "rank": rank}
+        if len(tokens) > 1:
+            scaled = one * np.float32(count)
+            run.call("scale", {"grad_output.0": one}, {"grad_input.0": scaled}, forward=total, **back)
+            one = scaled
+        its = np.full((len(x), 2), 0.5 * count / len(x), np.float32)
+        run.call("loss", {"grad_output.0": one}, {"grad_input.0": its}, forward=made, **back)
+    return run.write(directory, world_size=len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ((0.5, 1.5), "aligned"),
+        ((0.25, 0.75), "aligned"),
+        ((1.0, 1.0), "deviates"),
+        ((1.5, 0.5), "deviates"),
+        ((0.6, 1.5), "deviates"),
+    ],
+)
+def test_means_weighted_by_tokens(tmp_path: Path, counts: tuple[float, float], verdict: str) -> None:
+    """Ranks with 2 and 6 tokens: times their share of the tokens the ranks' means are the mean of all, or, halved, add up to it."""
+    result = compare(_weighted(tmp_path / "one", (8,), (1.0,)), _weighted(tmp_path / "two", (2, 6), counts))
+    assert result.verdict == verdict, result.sentence
+
+
 # ---------------------------------------------------------------- ways
 def _parts(*arrays: np.ndarray) -> list[Piece]:
     return [Piece(array.dtype.name, array.shape, load=lambda array=array: array) for array in arrays]
@@ -306,6 +389,17 @@ def test_pieces_of_what_a_function_cuts(tmp_path: Path) -> None:
     result = compare(two, _by_sequence(tmp_path / "four", 4))
     assert (result.verdict, result.counts["compared"]) == ("aligned", 3), result.sentence
     assert compare(two, _by_sequence(tmp_path / "off", 4, 1.1)).verdict == "deviates"
+
+
+def test_the_inside_of_what_autograd_does_not_see() -> None:
+    def row(seq: int, op: str, parent: int | None, phase: str = "forward", level: str = "api") -> dict[str, object]:
+        return {"seq": seq, "level": level, "phase": phase, "op": op, "parent": parent}
+
+    rows = [row(0, "Model", None, level="module"), row(1, "ring.Ring.apply", 0), row(2, "torch.exp", 1)]
+    rows += [row(3, "checkpoint.CheckpointFunction.apply", 0), row(4, "Linear", 3, level="module"), row(5, "torch.exp", 4)]
+    rows += [row(6, "ring.Ring.apply", None, "backward"), row(7, "torch.mul", 6), row(8, "all_reduce", 6, "collective", "module")]
+    rows += [row(9, "multi_head_attention_forward", 0), row(10, "linear", 9)]
+    assert _closed(rows) == {1, 6}
 
 
 def test_places_that_views_alone_read_are_no_calls() -> None:

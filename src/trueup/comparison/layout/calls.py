@@ -118,6 +118,7 @@ def calls_of(
     carried = _carried(rows)
     carried |= _looked_up(rows, carried)
     sorting = {row["scope"] for row in rows if row["level"] == "api" and row["op"].rpartition(".")[2] in SORTING}
+    closed = _closed(rows)
     for seq, held in calls.items():
         first = rows[held[0]]
         found.head[seq] = first["level"], first["scope"], first["op"]
@@ -136,7 +137,7 @@ def calls_of(
             or _copies(first, found)
             or (seq > backward and _averages([rows[n] for n in held]))
         )
-        if parent in left_out or serves or first["phase"] == "collective" or wraps:
+        if parent in left_out or parent in closed or serves or first["phase"] == "collective" or wraps:
             if not wraps:
                 left_out.add(seq)
             found.outer[seq] = parent
@@ -248,6 +249,23 @@ def _carried(rows: Sequence[Mapping[str, Any]]) -> set[int]:
         if read.get(seq) and read[seq] <= found:
             found.add(seq)
     return found | {seq for seq, forward in moves.items() if forward in found}
+
+
+def _closed(rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the functions whose inside autograd does not see, and that run no module: those with a backward of their own, and
+    every backward. Each layout computes in another way inside (attention around a ring, losses of a vocabulary that is cut); what
+    they are given and make is compared."""
+    around = {row["seq"]: row["parent"] for row in rows}
+    holding: set[int | None] = {None}
+    for row in rows:
+        at = row["parent"] if row["level"] == "module" and row["phase"] != "collective" else None
+        while at not in holding:
+            holding.add(at)
+            at = around.get(at)
+    return {
+        row["seq"] for row in rows
+        if row["level"] == "api" and row["seq"] not in holding and (row["phase"] == "backward" or row["op"].endswith(".apply"))
+    }  # fmt: skip
 
 
 def _looked_up(rows: Sequence[Mapping[str, Any]], carried: Collection[int]) -> set[int]:

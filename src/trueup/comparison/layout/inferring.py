@@ -23,7 +23,8 @@ from functools import partial
 import numpy as np
 
 from trueup.comparison.layout.calls import Key
-from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, SUM, Array, Piece, Way, put_together
+from trueup.comparison.layout.losses import How
+from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, Array, Piece, Way, put_together
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.frameworks.trees import path
@@ -78,10 +79,10 @@ class Told:
     updated: Mapping[Key, str] = field(default_factory=dict)  # by call of an optimizer: the weight that it updates
     sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
     """By axis that cuts sequences: length of the first piece, of all of it, its way."""
-    divided: set[str] = field(default_factory=set)  # axes of which each loss was divided by their number before the backward
     lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
     joined: Mapping[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step that are put together
-    loss: dict[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
+    loss: Mapping[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
+    numbers: dict[tuple[Key, str], How] = field(default_factory=dict)  # by axis, the same of single numbers of each rank
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,9 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         of_model = axis not in told.data and whole is None  # a shard that nothing describes
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
     if before is not None:
-        return _of_gradient(axis, before, told, piece, whole, size)
+        return _of_gradient(axis, before, told, piece)
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
-        return _of_loss(axis, groups, held, whole, told)
+        return _of_number(axis, slot, told)
     if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
         return _as_weight(axis, Way("sharded", longer), slot, piece, told)
     unmeasured = whole is None or not whole.measured
@@ -198,10 +199,10 @@ def _of_sequence(
     if slot.fixed:
         return _odd(axis, groups, slot, held, told) if varies else REPLICATED
     if not slot.backward and piece.numel == 1 and (whole is None or whole.numel == 1):
-        return _of_loss(axis, groups, held, whole, told) if varies else REPLICATED
+        return _of_number(axis, slot, told) if varies else REPLICATED
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if before is not None:
-        return _of_gradient(axis, before, told, piece, whole, len(groups[0]))
+        return _of_gradient(axis, before, told, piece)
     at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
     shapes = list(zip(piece.shape, whole.shape, strict=True)) if whole is not None and len(whole.shape) == len(piece.shape) else []
     fits = [n for n, (mine, its) in enumerate(shapes) if mine != its and mine * total == its * length]
@@ -307,30 +308,16 @@ def _through_views(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | Non
     return Way("sharded", heads[0]) if len(heads) == 1 else None
 
 
-def _of_gradient(axis: str, before: Way, told: Told, piece: Piece, whole: Piece | None, size: int) -> Way:
-    if before.kind == "replicated":
-        summed = axis not in told.data or axis in told.divided
-        return Way("partial", reduce=SUM if summed else told.loss.get(axis, AVERAGE))
-    if before.kind == "partial" and axis in told.data and piece.numel == 1 and piece.numbers is not None and size > 1:
-        its = 1.0 if whole is None or whole.numbers is None else whole.numbers.mean
-        if abs(piece.numbers.mean * size - its) <= abs(its) * 1e-3:  # as `loss / n` has it: gradients are to be added up
-            told.divided.add(axis)
-            return Way("partial")
-    return REPLICATED if before.kind == "partial" else before
+def _of_gradient(axis: str, before: Way, told: Told, piece: Piece) -> Way:
+    usual = Way("partial", reduce=told.loss.get(axis, AVERAGE)) if axis in told.data else Way("partial")
+    if before.kind == "partial":
+        return usual if axis in told.data and piece.numel == 1 else REPLICATED
+    return usual if before.kind == "replicated" else before
 
 
-def _of_loss(axis: str, groups: Sequence[Sequence[int]], held: Mapping[int, Piece], whole: Piece | None, told: Told) -> Way:
-    """Return that a single number of each rank is part of a mean, or of a sum where the other run shows that it is."""
-    reduce = told.loss.get(axis, AVERAGE)
-    if whole is not None and whole.numbers is not None and axis not in told.loss:
-        distances = {}
-        for how in (AVERAGE, SUM):
-            one = put_together([held[rank] for rank in groups[0]], Way("partial", reduce=how))
-            if one is not None and one.numbers is not None:
-                distances[how] = abs(one.numbers.mean - whole.numbers.mean)
-        reduce = min(distances, key=lambda how: distances[how], default=reduce)
-    told.loss.setdefault(axis, reduce)
-    return Way("partial", reduce=reduce)
+def _of_number(axis: str, slot: Slot, told: Told) -> Way:
+    """Return that a single number of each rank is part of a mean, or of a sum."""
+    return Way("partial", reduce=told.numbers.get((slot.key, slot.name), told.loss).get(axis, AVERAGE))
 
 
 def _alike(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | None:

@@ -15,8 +15,9 @@ from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, i
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.gradients import given, read_by
 from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
+from trueup.comparison.layout.losses import how_of, weights
 from trueup.comparison.layout.order import Made, Order, made_by
-from trueup.comparison.layout.pieces import AVERAGE, MASKED, Array, Piece, Statistics, Way, put_together, scaled, way_in
+from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, updated_in
@@ -36,6 +37,8 @@ RARE = 0.02
 
 LOOKED_UP = ("input.0", "input.1")
 """Of an embedding: the words, and the weight."""
+
+NO_SLOT: tuple[Key, str] = (("", "", "", "", 0), "")
 
 LEFT_OUT: dict[str, Any] = {}
 """Of a slot that is no part of a whole: rows of a vocabulary that another rank holds, before they are masked and added up."""
@@ -77,7 +80,7 @@ def join(
     ``order``: the numbers of the weights that optimizers update, () as they come, None: what updates them is left out; ``earlier``:
     what is known of earlier steps, to which this step adds."""
     sizes = {axis: standing.workers.size(axis) for axis in standing.workers.axes}
-    told = Told(step, sizes, standing.data, other, declared, sequence=standing.sequence)
+    told = Told(step, sizes, standing.data, other, declared, sequence=standing.sequence, loss=standing.loss)
     return _Joining(capture, standing, told, partial, order, earlier.numbers).done(earlier.made)
 
 
@@ -133,6 +136,10 @@ class _Joining:
         self._order = Order(self._calls, self._makers, standing.passes, numbers)
         self._loads: dict[str, Callable[[], Array]] = {}
         self._cut: dict[tuple[Key, str], tuple[Way, list[Piece]]] = {}
+        self._backwards = {
+            (worker, call.forward): call for worker, its in self._calls.items() for key, call in its.kept.items()
+            if key[0] == "backward" and call.forward is not None
+        }  # fmt: skip
         self._terms: dict[tuple[Key, str], Mapping[int, Piece]] = {}
         self._read_terms: dict[tuple[Key, str], tuple[Key, str]] = {}
         self._reduced: dict[tuple[str | None, ...], Made] = {}
@@ -296,6 +303,7 @@ class _Joining:
         its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made, bool(known))
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
+        held = self._counting(its, held)
         for axis in self._axes(known):
             groups = [some for group in self._geometry.along(axis) if (some := [one for one in group if one in held])]
             way = known.get(axis)
@@ -333,6 +341,27 @@ class _Joining:
         """Remember how bytes lie that no rank has whole, for slots that hold the same."""
         if way.kind != "replicated" and None not in (digests := tuple(one.digest for one in its.pieces.values())):
             self._told.lies.setdefault(digests, {})[axis] = way
+
+    def _counting(self, its: Slot, held: dict[int, Piece]) -> dict[int, Piece]:
+        """Settle how a number that ranks make of their own data makes that of one process; return what each contributes to it."""
+        first, whole, told = next(iter(held.values())), self._told.other.get((its.key, its.name)), self._told
+        if its.backward or its.fixed or first.numel != 1 or not told.data or (whole is not None and whole.numel != 1):
+            return held
+        counts = weights({worker: self._gradient(worker, its) for worker in held})
+        if counts:
+            told.numbers[its.key, its.name] = dict.fromkeys(told.data, AVERAGE)
+            return {worker: scaled(piece, counts[worker]) for worker, piece in held.items()}
+        values = {worker: piece.numbers.mean for worker, piece in held.items() if piece.numbers is not None}
+        known = None if whole is None or whole.numbers is None else whole.numbers.mean
+        told.numbers[its.key, its.name] = how_of(values, self._geometry, told.data, known, dict(told.loss))
+        return held
+
+    def _gradient(self, worker: int, its: Slot) -> float | None:
+        """Return a rank's recorded gradient of a number."""
+        back = self._backwards.get((worker, self._calls[worker].kept[its.key].seq))
+        at = None if back is None else back.rows.get(f"grad_{its.name}")
+        found: float | None = None if at is None else self._calls[worker].rows[at]["mean"]
+        return found
 
     def _know_terms(self, its: Slot, ways: Ways) -> None:
         """Remember what each micro-batch adds to a gradient."""
@@ -375,10 +404,12 @@ class _Joining:
         """Return by what a gradient of a rank's own loss is multiplied: the loss of all ranks is their mean."""
         if slot.backward and axis in self._told.data and way.kind == "sharded" and self._averages(axis):
             return 1 / self._geometry.size(axis)
+        if slot.backward and way.kind == "partial" and self._told.numbers.get(slot.forward or NO_SLOT, {}).get(axis) == SUM:
+            return 1 / self._geometry.size(axis)
         return 1.0
 
     def _averages(self, axis: str) -> bool:
-        return axis not in self._told.divided and self._told.loss.get(axis, AVERAGE) == AVERAGE
+        return self._told.loss.get(axis, AVERAGE) == AVERAGE
 
     def _of_one(self, axis: str, slot: Slot) -> float:
         """Return by what a gradient is multiplied that one rank alone holds, of the data of all (experts)."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Calls, calls_of, plain, tops, trained
 from trueup.comparison.layout.geometry import Geometry, by_groups
+from trueup.comparison.layout.losses import begun
 from trueup.comparison.layout.pieces import Array, Way, in_order
 from trueup.comparison.layout.updates import flat_in, shapes_of, tied_in, weights_of
 from trueup.foundation.facts.operators import has
@@ -57,6 +58,8 @@ class Standing:
     flat: bool = False  # whether optimizers step flat buffers
     sizes: Mapping[str, int] = field(default_factory=dict)  # of weights that a rank holds in the first step
     weights: Mapping[int, tuple[str, ...] | None] = field(default_factory=dict)  # by rank: what its optimizer updates, in order
+    losses: Mapping[int, float] = field(default_factory=dict)  # by worker, of those that have one, in the first step
+    loss: Mapping[str, str] = field(default_factory=dict)  # by axis of the data, how they make that of one process
 
 
 def in_one_pass(standing: Standing) -> Standing:
@@ -110,7 +113,9 @@ def standing_of(capture: Capture, geometry: Geometry) -> Standing:
     first = min(read)
     flat = bool(flat_in(read[first], len(read), capture.ranks[first], {}))
     weights = {rank: _updated(read[rank], capture.ranks[rank], renames[rank]) for rank in geometry.coordinates}
-    return Standing(geometry, workers, passes, data, stages, sequence, partial, renames, flat, sizes, weights)
+    begins = {rank: begun(calls.rows) for rank, calls in read.items()}
+    losses = {rank * passes + n: one for rank, some in begins.items() if len(some) == passes for n, one in enumerate(some)}
+    return Standing(geometry, workers, passes, data, stages, sequence, partial, renames, flat, sizes, weights, losses)
 
 
 def updates_of(standings: Sequence[Standing], captures: Sequence[Capture]) -> Updates:

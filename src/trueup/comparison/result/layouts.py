@@ -17,6 +17,7 @@ from trueup.comparison.layout.geometry import by_groups, geometry_of
 from trueup.comparison.layout.gradients import Off, between, off
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, added, undeclared
+from trueup.comparison.layout.losses import reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.summary import SCHEMA, count, summarise
@@ -72,6 +73,7 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
             return geometry.problem
     told = undeclared if shards is None else load(shards)
     standings = [standing_of(capture, geometry) for capture, geometry in zip(captures, geometries, strict=True)]
+    standings = [dataclasses.replace(one, loss=loss) for one, loss in zip(standings, reduced(standings), strict=True)]
     partial, updates, tied = standings[0].partial | standings[1].partial, updates_of(standings, captures), tied_of(captures)
     first, second = (
         Joined(capture, one, None, told, partial, updates, tied) for capture, one in zip(captures, standings, strict=True)
@@ -515,7 +517,7 @@ def _unsummed(finding: Finding, run: Joined) -> str | None:
         if key[0] == "backward" and key[2] == finding.scope and key[3] in finding.op and name.startswith("grad_output."):
             for axis, way in ways.items():
                 made = held.ways.get((key, name.replace("output", "input", 1)), {}).get(axis)
-                if way.kind == "partial" and wrong and (made is None or made.kind != "partial"):
+                if way.kind == "partial" and axis not in (*run.data, MICRO) and wrong and (made is None or made.kind != "partial"):
                     return said.unsummed(key[3], finding.scope or key[3], run.geometry.size(axis))
     return None
 
