@@ -51,8 +51,8 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture
 def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> str:
     """What ``sys.executable`` is in this test: a Python that has PyTorch in it already (see `warm_python`)."""
-    assert multiprocessing.spawn.get_executable() != nursery.python  # its processes need files that are not passed on
     monkeypatch.setattr(sys, "executable", nursery.python)
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(nursery.python))
     return nursery.python
 
 

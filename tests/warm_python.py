@@ -1,6 +1,6 @@
 """A Python that starts in a tenth of a second with PyTorch in it, for commands that a test has started and that start further ones.
 
-    bin/python train.py            an executable: sends its command line, environment, folder and open files, then waits
+    bin/python train.py            an executable: sends its command line, environment, folder and the files it inherits, then waits
       nursery                      has imported PyTorch; forks a process for each that asks
         train.py                   runs as if it were started by the interpreter
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import importlib.machinery
 import importlib.util
 import marshal
+import multiprocessing.spawn
 import os
 import runpy
 import select
@@ -33,9 +35,17 @@ PROGRAM = """#!{python} -IS
 import marshal, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
 link.connect({path!r})
-order = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ)))
-socket.send_fds(link, [len(order).to_bytes(4, "big")], [0, 1, 2])
+files = [0, 1, 2]
+for number in {{int(name) for name in os.listdir("/dev/fd")}} - {{0, 1, 2, link.fileno()}}:
+    try:
+        files += [number] if os.get_inheritable(number) else []
+    except OSError:
+        pass  # it listed the others
+order = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ), files))
+socket.send_fds(link, [len(order).to_bytes(4, "big")], files)
 link.sendall(order)
+for number in files[3:]:
+    os.close(number)
 process = int.from_bytes(link.recv(4), "big")
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(process, number))
@@ -97,17 +107,20 @@ def serve(listening: socket.socket) -> Order:
 
 def _begun(link: socket.socket) -> Order:
     """Read an order and fork its process; in the parent, wait for it and say how it ended."""
-    head, files, _, _ = socket.recv_fds(link, 4, 3)
+    head, files, _, _ = socket.recv_fds(link, 4, 32)
     size, text = int.from_bytes(head, "big"), b""
     while len(text) < size:
         text += link.recv(size - len(text))
     process = os.fork()
     if process == 0:
         link.close()
-        for number, file in enumerate(files):
+        *order, numbers = marshal.loads(text)
+        above = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(*numbers, *files) + 1) for file in files]
+        for number, file in zip(numbers, above, strict=True):
             os.dup2(file, number)
+        for file in {*files, *above} - {*numbers}:
             os.close(file)
-        return marshal.loads(text)  # type: ignore[no-any-return]
+        return tuple(order)  # type: ignore[return-value]
     for file in files:
         os.close(file)
     link.sendall(process.to_bytes(4, "big"))
@@ -154,6 +167,7 @@ def run(order: Order, base: Sequence[str]) -> NoReturn:
     os.environ.clear()
     os.environ.update(environment)
     sys.orig_argv, sys.executable = words, words[0]
+    multiprocessing.spawn.set_executable(words[0])
     before = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*before, *base]
     sys.modules.pop("trueup.autoload", None)  # which loads a device once in a process

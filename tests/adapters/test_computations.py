@@ -314,7 +314,7 @@ class Numbers(Dataset):
 
 
 @pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
-def test_workers_of_a_loader(method: str, persistent: bool, path: Path, calls, notes) -> None:
+def test_workers_of_a_loader(method: str, persistent: bool, path: Path, calls, notes, warm: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
 

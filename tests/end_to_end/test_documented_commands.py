@@ -128,10 +128,9 @@ def filled(text: str, **said: object) -> str:
 
 
 @pytest.fixture
-def desk(made: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(made: Path, warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(nursery.python).parent}", prepend=":")
-    monkeypatch.setattr("sys.executable", nursery.python)  # what starts processes of its own starts warm ones
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(warm).parent}", prepend=":")
     monkeypatch.setenv("TRUEUP_SIMULATED", "1")
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "layer-norm-epsilon")
     (tmp_path / "runs").mkdir()

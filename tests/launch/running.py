@@ -31,8 +31,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def trueup_run(*arguments: str | Path, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run ``trueup`` with these arguments and environment variables."""
-    command = [*TRUEUP, *map(str, arguments)]
+    """Run ``trueup`` with these arguments and environment variables; forked where a test asks for `warm`."""
+    command = [sys.executable, "-m", "trueup", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment(**more), cwd=cwd, timeout=600
     )

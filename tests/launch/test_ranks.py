@@ -14,7 +14,7 @@ from nursery import Nursery
 from ports import free_port
 from trueup.foundation.store import Capture, open_capture
 
-from .running import SCRIPTS, TRUEUP, environment, said, script, trueup_run
+from .running import SCRIPTS, environment, said, script, trueup_run
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -59,7 +59,8 @@ def test_two_nodes_record_into_one_folder(tmp_path: Path) -> None:
     logs = [tmp_path / f"node-{node}.log" for node in range(2)]
     nodes = []
     for node, log in enumerate(logs):
-        command = [*TRUEUP, "capture", "-o", out, "--run-id", "job-7", "--", sys.executable, "-m", "torch.distributed.run"]
+        command = [sys.executable, "-m", "trueup", "capture", "-o", out, "--run-id", "job-7", "--"]
+        command += [sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
         command += ["--master-port", port, SCRIPTS / "ddp.py"]
         with log.open("w") as said_there:
