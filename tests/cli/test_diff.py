@@ -251,11 +251,11 @@ def test_two_recorded_trainings(trueup: Trueup, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [[-1], [2**62], [5, 5], [0, 2**47, 2**47], [None]])
 def test_a_shape_that_is_none(trueup: Trueup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: list[int | None]) -> None:
     """A damaged record is no traceback and no agreement."""
-    from trueup.doors.report import tensor_view
+    from trueup.doors.report import capture_view
 
     folder = capture(tmp_path / "a", {"x/op": {"output.0": np.arange(24.0).reshape(4, 6)}}, "stats")
-    real = tensor_view.record_of
-    monkeypatch.setattr(tensor_view, "record_of", lambda *call: real(*call) | {"shape": shape, "digest": None})
+    real = capture_view.record_of
+    monkeypatch.setattr(capture_view, "record_of", lambda *call: real(*call) | {"shape": shape, "digest": None})
     ran = trueup("diff", f"{folder}:0:output.0", f"{folder}:0:output.0")
     assert (ran.code, ran.err) == (2, "")
     assert "Could not tell" in ran.out

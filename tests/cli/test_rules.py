@@ -18,9 +18,8 @@ import pytest
 from typer.main import get_command
 
 import trueup as package
-from trueup.doors.cli import overwriting
 from trueup.doors.cli.app import COMMANDS, app
-from trueup.doors.cli.options import ADDS
+from trueup.doors.cli.options import ADDS, FILES, KINDS, PAGES
 from verdict.captures import Recording
 
 Trueup = Callable[..., Any]
@@ -95,7 +94,7 @@ def test_a_help_page_has_an_example_and_what_is_required(trueup: Trueup, name: s
 
 def test_what_a_command_leaves_can_be_overwritten() -> None:
     """Each command with -o has the option, and knows what it may remove, or removes it itself."""
-    left = {**overwriting.PAGES, **overwriting.KINDS, **overwriting.FILES}
+    left = {**PAGES, **KINDS, **FILES}
     for name, command in LEAVES.items():
         if "--output" in dict(options(command)) and name not in ADDS:
             assert "--overwrite" in dict(options(command)), name

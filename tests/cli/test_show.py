@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.doors.report.tensor_view import bar, histograms, write_npy
+from trueup.doors.report.capture_view import bar, histograms, write_npy
 from trueup.foundation.model import TrueupError
 
 from .conftest import FakeCapture, row

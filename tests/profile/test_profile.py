@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trueup.doors.cli import main
-from trueup.doors.report.profile import profile_page, render_profile
+from trueup.doors.report.migration import profile_page, render_profile
 from trueup.doors.report.terminal import Terminal
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile import compare, profile

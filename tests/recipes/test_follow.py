@@ -21,7 +21,7 @@ from trueup.analysis.recipes import RecipeResult, follow
 from trueup.analysis.recipes.following import Facts, make
 from trueup.analysis.recipes.readings import Readings
 from trueup.analysis.recipes.recipe import Outcome, load
-from trueup.doors.report.recipe import conclusion
+from trueup.doors.report.triage import conclusion
 
 
 def made(folder: Path, baseline: Recording, candidate: Recording, recipe: Any = "paddle", **options: Any) -> RecipeResult:

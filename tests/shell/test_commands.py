@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.doors.report.vector_compare import COLUMNS
+from trueup.doors.report.slot_pairs import VECTOR_COLUMNS
 
 from .conftest import MakeShell, seq_of
 
@@ -57,7 +57,7 @@ def test_vc_is_compare_and_leaves_the_table(shell: MakeShell, runs: Path, tmp_pa
     assert (tmp_path / "out" / "index.html").exists()
     (table,) = (tmp_path / "out").glob("result_*.csv")
     lines = table.read_text().splitlines()
-    assert lines[0] == ",".join(COLUMNS)
+    assert lines[0] == ",".join(VECTOR_COLUMNS)
     assert sum(",1.0,0.0,0.0,0.0,0.0," in line for line in lines) > 10
     code, again = run(f"vcs -f {table} -c 0.98 -l 1")
     own = run("vcs -c 0.98 -l 1")[1]

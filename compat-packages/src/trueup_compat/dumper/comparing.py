@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trueup.comparison.result.comparing import compare as compare_captures
+from trueup.doors.report.capture_view import read_npy
 from trueup.doors.report.saving import replaced, save, text_cell
-from trueup.doors.report.tensor_view import read_npy
 from trueup.exchange.readers import hdf5 as reader
 from trueup.exchange.readers import import_dump
 from trueup.exchange.readers.arrays import BROKEN, reason

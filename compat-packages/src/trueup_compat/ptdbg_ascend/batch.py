@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from trueup.doors.report.capture_view import read_npy
 from trueup.doors.report.saving import replaced, text_cell
-from trueup.doors.report.tensor_view import read_npy
 from trueup.foundation.kernels import digest
 from trueup.foundation.kernels.metrics import Metrics
 from trueup.foundation.model import TrueupError

@@ -57,8 +57,8 @@ def cn(
 ) -> int:
     """Compare two .npy files element by element."""
     from trueup.analysis.selecting import Selection
+    from trueup.doors.report.capture_view import Address, operand
     from trueup.doors.report.diff import compare_tensors, render_diff
-    from trueup.doors.report.tensor_view import Address, operand
     from trueup.doors.report.terminal import Terminal
     from trueup.foundation.kernels.metrics import Tolerance
 
@@ -75,7 +75,7 @@ def pt(name: Annotated[Path, typer.Option("-n", "--path", metavar="NPY", help="T
     """Print shape, dtype, max, min, mean and the first elements of a .npy file, and write them all as text."""
     import numpy as np
 
-    from trueup.doors.report.tensor_view import read_npy
+    from trueup.doors.report.capture_view import read_npy
 
     array = read_npy(name)
     typer.echo(f"shape: {list(array.shape)}  dtype: {array.dtype.name}")
@@ -220,8 +220,8 @@ def _complain(said: str) -> None:
 
 def _written(path: Path) -> Path:
     """Write the elements of a file as text, eight in a line, into ``parse_data``."""
+    from trueup.doors.report.capture_view import read_npy
     from trueup.doors.report.saving import replaced
-    from trueup.doors.report.tensor_view import read_npy
 
     target = DATA / f"{path.name}.txt"
     flat = read_npy(path).reshape(-1)

@@ -1,4 +1,16 @@
-"""The commands, put together, and the one place where an exception becomes a message and an exit code."""
+"""The commands, put together, and the one place where an exception becomes a message and an exit code.
+
+What ``[tool.trueup]`` of a project says is given to its commands unless a command line says otherwise:
+
+    [tool.trueup.compare]           # in pyproject.toml, of this folder or the next one above that has it
+    criterion = "criteria.toml"     # --criterion criteria.toml
+    map = "map.toml"
+    level = ["module", "api"]       # an option that may be repeated
+
+    [tool.trueup.capture]
+    steps = "0:3"
+    stop = true
+"""
 
 from __future__ import annotations
 
@@ -6,6 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +40,7 @@ GROUPS = {
             "-o runs/cpu --steps 0:3 -- python train.py",
         ),
         "watch": ("running", "Run a command and watch it for NaN, Inf, saturation.", "--stop-after 1 -- python train.py"),
-        "monitor": ("monitoring", "Run a command and take its numbers all the time.", "-o runs/monitor -- python train.py"),
+        "monitor": ("one_run", "Run a command and take its numbers all the time.", "-o runs/monitor -- python train.py"),
         "import": ("one_run", "Make a capture of another tool's dump.", "dump_npu/ -o runs/dumped"),
         "push": ("running", "Bring a capture to object storage.", "runs/cpu s3://bucket/runs/cpu"),
         "compact": ("running", "Pack a capture: fewer files, a fifth of the bytes.", "runs/cpu"),
@@ -47,8 +60,8 @@ GROUPS = {
         "shell": ("one_run", "Look around in one capture or two, at a prompt.", "runs/cpu runs/npu"),
         "check": ("one_run", "Find dangerous casts and lost mixed precision.", "runs/npu --against runs/gpu"),
         "overflow": ("one_run", "Find the first call that overflowed.", "runs/npu --replay"),
-        "invariants": ("monitoring", "Learn what holds in a healthy run; check another.", "runs/npu --check invariants.json"),
-        "report": ("monitoring", "Say which alerts a monitored run had; draw its series.", "runs/npu --trend -o trend"),
+        "invariants": ("one_run", "Learn what holds in a healthy run; check another.", "runs/npu --check invariants.json"),
+        "report": ("one_run", "Say which alerts a monitored run had; draw its series.", "runs/npu --trend -o trend"),
         "shadow-report": ("replaying", "Say what a shadow run found, without a baseline.", "runs/shadow"),
         "explain-log": ("migration", "Say which error of a run's logs came first, and why.", "logs/"),
     },
@@ -79,13 +92,15 @@ GROUPS = {
         "export": ("migration", "Export a model to ONNX, and prove it.", "net.py:make -o net.onnx"),
         "profile": ("migration", "Say where the time of a step goes.", "-- python train.py"),
         "export-metrics": ("one_run", "Write TensorBoard, OpenMetrics, W&B or MLflow files.", "report --to tensorboard -o board"),
-        "simdev": ("simdev", "Simulate a device with faults, to try all this.", "run -- python train.py"),
+        "simdev": ("port", "Simulate a device with faults, to try all this.", "run -- python train.py"),
     },
 }
 """What the help shows, in its order: the module that has a function of that name, or a `Typer` of several; a line; an example."""
 
 COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 HANDS_ON = ("capture", "watch", "monitor", "triage", "bisect", "assess")  # their command's options are not ours
+
+TABLE = "tool.trueup"
 
 
 class TwoSides(options.Command):
@@ -112,7 +127,6 @@ class Commands(TyperGroup):
             self.commands[cmd_name] = _loaded(cmd_name)
         found = self.commands[cmd_name]
         if ctx is not None and not ctx.resilient_parsing:
-            from trueup.doors.cli.settings import defaults
 
             ctx.default_map = {cmd_name: defaults(found, cmd_name)}
         return found
@@ -211,3 +225,75 @@ def _usage(error: Exception) -> str:
     command = context.command_path if context is not None else "trueup"
     example = getattr(getattr(context, "command", None), "epilog", None) if type(error).__name__ == "MissingParameter" else None
     return f"{message}\n  next:     {(example or '').removeprefix('Example: ') or f'{command} --help'}"
+
+
+def defaults(command: Any, name: str) -> dict[str, Any]:
+    """Return what a project gives a command, by parameter; raises UsageError where its table is none, or names no option."""
+    found = _file()
+    if found is None:
+        return {}
+    file, data = found
+    table = _table(file, data, name)
+    return _of(command, table, f"{TABLE}.{name}", file)
+
+
+def _file() -> tuple[Path, bytes] | None:
+    """Return the nearest pyproject.toml and what it holds, None where it has no table of ours."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            data = file.read_bytes()
+            return (file, data) if f"[{TABLE}".encode() in data else None
+    return None
+
+
+def _table(file: Path, data: bytes, name: str) -> dict[str, Any]:
+    from trueup.foundation.toml import parsed
+
+    try:
+        held = parsed(data.decode("utf-8"))["tool"]["trueup"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refused(file, TABLE, "a table", f"what cannot be read: {error}") from None
+    if not isinstance(held, dict):
+        raise _refused(file, TABLE, "a table", type(held).__name__)
+    if unknown := next((key for key in held if key not in COMMANDS), None):
+        raise _refused(file, TABLE, "a table for each command, as [tool.trueup.compare]", repr(unknown))
+    found = held.get(name, {})
+    if not isinstance(found, dict):
+        raise _refused(file, f"{TABLE}.{name}", "a table", type(found).__name__)
+    return found
+
+
+def _of(command: Any, table: dict[str, Any], where: str, file: Path) -> dict[str, Any]:
+    inner = getattr(command, "commands", {})
+    options = {word.removeprefix("--"): one for one in command.params for word in one.opts if word.startswith("--")}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in inner and isinstance(value, dict):
+            found[key] = _of(inner[key], value, f"{where}.{key}", file)
+        elif key not in options:
+            known = ", ".join(sorted([*options, *inner]))
+            raise _refused(file, where, f"options of the command: {known}", repr(key))
+        else:
+            found[options[key].name] = _value(options[key], value, f"{where}.{key}", file)
+    return found
+
+
+def _value(option: Any, value: Any, where: str, file: Path) -> Any:
+    several = option.multiple or option.nargs != 1
+    flag = bool(getattr(option, "is_flag", False))
+    listed = value if isinstance(value, list) else [value]
+    scalar = all(isinstance(one, (str, int, float)) and (flag or not isinstance(one, bool)) for one in listed)
+    if not scalar or (flag and not isinstance(value, bool)) or (isinstance(value, list) and not several):
+        expected = "true or false" if flag else "a list of texts or numbers" if several else "a text or a number"
+        raise _refused(file, where, expected, repr(value)[:80])
+    words = [str(one) for one in listed]
+    return value if flag else words if several else words[0]
+
+
+def _refused(file: Path, where: str, expected: str, got: str) -> UsageError:
+    return UsageError(
+        f"Settings of the project cannot be used.\n  where:    {where} in {file}\n  expected: {expected}\n  got:      {got}\n"
+        "  next:     correct it, or leave it out"
+    )

@@ -173,15 +173,15 @@ def align(
         from trueup.analysis.recipes.following import further
         from trueup.doors.report.executed import attempts_progress
         from trueup.doors.report.progress import shown
-        from trueup.doors.report.recipe import document, render, save
         from trueup.doors.report.terminal import Terminal, print_saved
+        from trueup.doors.report.triage import recipe_document, render_recipe, save_recipe
         from trueup.foundation.progress import leaving
 
     console = Terminal()
     again = functools.partial(follow, recipe=recipe, mapping=mapping, metric=metric, every=every)
     with shown(), leaving("nothing was written: the same command begins again"):
         found = again(baseline, candidate)
-    render(found, console)
+    render_recipe(found, console)
     if command:
         base = None if base_command is None else shlex.split(base_command)
         with shown(below=True), leaving("the runs that were made are kept: the same command goes on"):
@@ -189,10 +189,10 @@ def align(
         if inside is not None:
             found = inside
             console.print()
-            render(found, console)
+            render_recipe(found, console)
     if output is not None:
-        print_saved(save(found, output), console)
-    save_as_json(lambda: document(found), json, console)
+        print_saved(save_recipe(found, output), console)
+    save_as_json(lambda: recipe_document(found), json, console)
     return found.exit_code
 
 
@@ -266,9 +266,9 @@ def diff(
 
     with loading():
         from trueup.analysis.selecting import Selection
+        from trueup.doors.report.capture_view import operand, read_address
         from trueup.doors.report.diff import compare_tensors, diff_page, document, render_diff
         from trueup.doors.report.saving import write_text
-        from trueup.doors.report.tensor_view import operand, read_address
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.foundation.kernels.metrics import Tolerance
 

@@ -36,7 +36,7 @@ def explain_log(
             "  next:     trueup explain-log train.log ~/ascend/log"
         )
     with loading():
-        from trueup.doors.report.knowledge import render_explanation, render_operators
+        from trueup.doors.report.migration import render_explanation, render_operators
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.knowledge import explain
         from trueup.migration.knowledge import operators as list_operators
@@ -64,7 +64,7 @@ def env(
     Exit code 0: all goes together, nothing that changes numbers differs; 1: something does not, or does; 2: could not be read.
     """
     with loading():
-        from trueup.doors.report.knowledge import render_environments
+        from trueup.doors.report.migration import render_environments
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.knowledge.environment import environments
 
@@ -96,7 +96,7 @@ def profile(
             "  next:     trueup profile trace.json, or trueup profile -- python train.py"
         )
     with loading():
-        from trueup.doors.report.profile import profile_page, render_compared, render_profile
+        from trueup.doors.report.migration import profile_page, render_profile, render_steps_compared
         from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.profile import compare, profiled
@@ -113,7 +113,7 @@ def profile(
     if compared is None:
         render_profile(slowest, limit, console)
     else:
-        render_compared(compared, limit, console)
+        render_steps_compared(compared, limit, console)
     if html is not None:
         text = profile_page(slowest, compared)
         print_written(write_text(text, html, "a file that can be written, for the page"), console, "page")
@@ -141,7 +141,7 @@ def export(
     if (output is None) == (check is None):
         raise typer.BadParameter("name one file: --output to write it, or --check for one that is there", param_hint="--output")
     with loading():
-        from trueup.doors.report.export import render_exported
+        from trueup.doors.report.migration import render_exported
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.export import export as run
 
@@ -169,7 +169,7 @@ Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many tensors t
 def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
     """Say what a checkpoint holds, without running anything in it. Exit code 0: it is whole; 2: it cannot be read."""
     with loading():
-        from trueup.doors.report.checkpoint import inspected, render_inspected
+        from trueup.doors.report.migration import inspected, render_inspected
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.checkpoint import open_checkpoint
 
@@ -184,7 +184,7 @@ def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
 def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json: Json = None) -> int:
     """Compare two checkpoints tensor by tensor, names without wrappers. Exit code 0: all alike; 1: not; 2: cannot be read."""
     with loading():
-        from trueup.doors.report.checkpoint import render_compared
+        from trueup.doors.report.migration import render_compared
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.checkpoint import compare as run
 
@@ -212,7 +212,7 @@ def repair(
     there is no --like to prove it by.
     """
     with loading():
-        from trueup.doors.report.checkpoint import render_repaired
+        from trueup.doors.report.migration import render_repaired
         from trueup.doors.report.terminal import Terminal
         from trueup.migration.checkpoint import repair as run
 

@@ -1,17 +1,25 @@
-"""The commands before a run on another device: ``trueup port SCRIPT|FOLDER -o OUT`` and ``trueup assess -- COMMAND``."""
+"""The commands before a run on another device: ``trueup port SCRIPT|FOLDER -o OUT``, ``trueup assess -- COMMAND``, and
+``trueup simdev run -- COMMAND``, a command with the simulated accelerator; ``trueup simdev list`` says what that can get wrong, and
+what it may legitimately do differently."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from trueup.doors.cli import loading
+from trueup.doors.cli.options import Command as Shared
 from trueup.doors.cli.options import (
     File,
+    Following,
     Html,
     Json,
     Output,
@@ -25,9 +33,13 @@ from trueup.doors.cli.options import (
     save_as_json,
 )
 from trueup.foundation.model import UsageError
+from trueup.foundation.words.wording import counted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from trueup.migration.port import Ported
+    from trueup.simdev.tables import Row
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
@@ -37,6 +49,13 @@ ALSO = (
     "specify-device, no-jit; with commas between."
 )
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
+
+simdev = typer.Typer(
+    name="simdev",
+    help="The simulated accelerator: a device `npu` on the CPU, with faults and noise to switch on.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 class To(str, Enum):
@@ -210,7 +229,7 @@ def assess(
     """
     words = required(command, "run", "assess")
     with loading():
-        from trueup.doors.report.assess import render, save
+        from trueup.doors.report.port import render_assessment, save_assessment
         from trueup.doors.report.saving import write_patch
         from trueup.doors.report.terminal import Terminal, print_saved, print_written
         from trueup.migration.assess import assess as run
@@ -221,11 +240,54 @@ def assess(
         found = assess_capture(Path(words[0]), product=product.value, cann=cann, timeout=timeout or None)
     else:
         found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
-    render(found, limit, console)
+    render_assessment(found, limit, console)
     if patch is not None:
         written = write_patch(found.patch, patch)
         print_written(written, console, "patch" if found.patch else "empty patch")
     if output is not None:
-        print_saved(save(found, output), console)
+        print_saved(save_assessment(found, output), console)
     save_as_json(found.document, json, console)
     return found.exit_code
+
+
+@simdev.command(
+    "run", cls=Shared, context_settings={"allow_interspersed_args": False}, epilog="Example: trueup simdev run -- python train.py"
+)
+def run_command(
+    command: Following = None,
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
+) -> int:
+    """Run a command with a device `npu` in PyTorch and in Paddle, where it is built the first time; in TensorFlow `npu_device` and
+    `npu_bridge` find it. TRUEUP_SIMULATED=1 before `python` reaches PyTorch alone. The exit code is the command's."""
+    from trueup.recording.recorder.launch import program, run_to_the_end, search_path
+
+    words = required(command, "run", "simdev run")
+    given = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": str(devices), "PYTHONPATH": search_path(os.environ)}
+    return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
+
+
+@simdev.command("list", cls=Shared, epilog="Example: trueup simdev list")
+def list_table() -> None:
+    """List the faults and the noise of the simulated accelerator."""
+    from trueup.doors.report.terminal import Terminal
+    from trueup.simdev import FAULTS, NOISE
+
+    render_catalogue(FAULTS.values(), NOISE.values(), Terminal())
+
+
+def render_catalogue(faults: Collection[Row], noise: Collection[Row], console: Console) -> None:
+    """Print all rows: name, operator and phase; what happens; what is to blame."""
+    console.print(Text(f"{counted(len(faults), 'fault')}: the comparison must name them", "bold"))
+    for row in faults:
+        _print(row, console)
+    console.print()
+    console.print(Text(f"{counted(len(noise), 'kind')} of noise: legitimate differences that it must not blame", "bold"))
+    for row in noise:
+        _print(row, console)
+
+
+def _print(row: Row, console: Console) -> None:
+    console.print()
+    console.print(Text.assemble((row.name, "bold"), "  ", (f"{row.op}, {row.phase}", "dim")))
+    console.print(Padding(Text(row.what), (0, 0, 0, 4), expand=False))
+    console.print(Padding(Text.assemble(("to blame: ", "dim"), row.blame), (0, 0, 0, 4), expand=False))

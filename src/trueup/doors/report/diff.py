@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from rich.text import Text
 
+from trueup.doors.report.capture_view import Operand, histograms, print_bars, spans
 from trueup.doors.report.document import fields, json_plain
-from trueup.doors.report.tensor_view import Operand, histograms, print_bars, spans
 from trueup.doors.report.terminal import labelled, plain_table
 from trueup.foundation.kernels.metrics import (
     Closeness,

@@ -42,11 +42,10 @@ from rich.text import Text
 from trueup.analysis.selecting import Call, Selection, find_call
 from trueup.comparison.result.cosines import Dissimilar, Listing, SlotCosine
 from trueup.comparison.result.neighbours import Link, Surroundings
-from trueup.doors.report.capture_view import print_calls
+from trueup.doors.report.capture_view import Operand, print_calls, record_of, recorded, source_of
 from trueup.doors.report.diff import TensorDiff, compare_tensors
 from trueup.doors.report.result_view import slot_row
 from trueup.doors.report.saving import replaced
-from trueup.doors.report.tensor_view import Operand, record_of, recorded, source_of
 from trueup.doors.report.terminal import labelled, slot_table
 from trueup.foundation.kernels.metrics import Tolerance
 from trueup.foundation.model import SlotComparison, TrueupError

@@ -132,8 +132,8 @@ def vc(
 
     Returns 0 aligned, 1 deviates, 2 could not tell.
     """
+    from trueup.doors.report.slot_pairs import write_vector_compare
     from trueup.doors.report.terminal import print_saved, print_written, render
-    from trueup.doors.report.vector_compare import write_vector_compare
 
     session: Session = context.obj
     levels = options.levels([graph] if graph else None)
@@ -167,7 +167,7 @@ def vcs(
 
     session: Session = context.obj
     if file is not None:
-        from trueup.doors.report.vector_compare import read_vector_compare
+        from trueup.doors.report.slot_pairs import read_vector_compare
 
         listing = read_vector_compare(file, cosine, limit)
     else:
@@ -283,8 +283,8 @@ def pt(
 ) -> int:
     """Print a tensor: `trueup show --tensor`."""
     from trueup.analysis.selecting import Selection
+    from trueup.doors.report.capture_view import payload_of, read_npy, record_of, render_tensor, write_npy
     from trueup.doors.report.node_view import render_rows, render_values, write_text
-    from trueup.doors.report.tensor_view import payload_of, read_npy, record_of, render_tensor, write_npy
 
     session: Session = context.obj
     wanted = _given(tensor, name, "pt CALL:SLOT")
@@ -374,7 +374,7 @@ def _operands(session: Session, first: str, second: str | None, chosen: dict[str
 
 def _operand(session: Session, text: str, side: Side, chosen: dict[str, Any]) -> Any:
     from trueup.analysis.selecting import Selection
-    from trueup.doors.report.tensor_view import operand, read_address
+    from trueup.doors.report.capture_view import operand, read_address
 
     if Path(text).is_file() or Path(text.partition(":")[0]).is_dir():
         return operand(read_address(text), Selection(Path(), **chosen))
