@@ -22,7 +22,7 @@ from distributed.running import joined
 from nursery import Nursery
 from readers.captures import imported, tensor
 from trueup import TrueupError, open_capture
-from trueup.exchange.readers.marker import beside, names_beside
+from trueup.exchange.readers.ascend import marker_beside, names_beside
 from trueup_compat import ptdbg_ascend as ptdbg
 from trueup_compat.names import tool_slot
 from trueup_compat.ptdbg_ascend import table as ptdbg_table
@@ -328,9 +328,9 @@ def test_a_marker_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
     marker = json.loads((folder / "trueup.json").read_text())
     for path in ("/etc", "../../../../etc", "../../x/../../etc", "..", "../../a\\b", 7):
         (folder / "trueup.json").write_text(json.dumps(marker | {"capture": path}))
-        assert beside(folder / "dump.pkl") is None
+        assert marker_beside(folder / "dump.pkl") is None
     (folder / "trueup.json").write_text("[" * 100_000)
-    assert beside(folder / "dump.pkl") is None
+    assert marker_beside(folder / "dump.pkl") is None
     (folder / "trueup.json").write_text(json.dumps(marker))
     _, read, _ = imported(folder, tmp_path)
     assert {row["foreign_checksum"][:5] for row in read if row["dtype"]} == {"xxh3:"}

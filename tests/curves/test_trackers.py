@@ -88,9 +88,7 @@ def test_a_capture_tells_what_overflowed(overflowed: Path, tmp_path: Path, capsy
 
 def test_a_long_curve_is_thinned_for_prometheus_alone(tmp_path: Path) -> None:
     long = metrics.Series.of({step: float(step) for step in range(0, 5002, 2)})
-    from trueup.exchange.curves import trackers
-
-    trackers.write(metrics.Metrics([metrics.Told("run", {"loss": long})]), "openmetrics", tmp_path)
+    metrics.write(metrics.Metrics([metrics.Told("run", {"loss": long})]), "openmetrics", tmp_path)
     lines = re.findall(r'step="(\d+)"', (tmp_path / "trueup.prom").read_text())
     assert (len(lines) <= 1001, lines[0], lines[-1]) == (True, "0", "5000")
 

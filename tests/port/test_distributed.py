@@ -14,8 +14,8 @@ from ports import free_port
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, undo
-from trueup.migration.port.distributing import Distributor
-from trueup.migration.port.proving_ranks import Batch, Seen, judged
+from trueup.migration.port.choosing import Distributor
+from trueup.migration.port.proving import Batch, Seen, judged
 
 ONE = """\
 import torch

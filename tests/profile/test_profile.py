@@ -24,8 +24,8 @@ from trueup.doors.report.migration import profile_page, render_profile
 from trueup.doors.report.terminal import Terminal
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile import compare, profile
-from trueup.migration.profile.classes import is_sync, is_wrapper, named_class, remedy, sign
 from trueup.migration.profile.judging import Part, Profile, both, total, union, without
+from trueup.migration.profile.reading import is_sync, is_wrapper, named_class, remedy, sign
 from trueup.recording.adapters.torch.profiling import Profiling, compiled_again
 
 PAGE = (Path(__file__).parents[2] / "docs/profile.md").read_text("utf-8")

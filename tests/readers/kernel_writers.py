@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trueup.exchange.readers.contents import _classes
 from trueup.exchange.readers.kernel_dump import DTYPES, FORMATS
-from trueup.exchange.readers.messages import _classes
 
 
 def kernel(path: Path, *outputs: tuple[np.ndarray[Any, Any], str, Sequence[int]]) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.exchange.readers.messages import DTYPES, _classes
+from trueup.exchange.readers.contents import DTYPES, _classes
 from trueup.exchange.readers.tfdbg2 import masked
 
 Array = np.ndarray[Any, Any]

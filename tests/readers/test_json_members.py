@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trueup.exchange.readers import json_members
-from trueup.exchange.readers.json_members import Members, whole
+from trueup.exchange.readers import contents
+from trueup.exchange.readers.contents import Members, whole
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -28,11 +28,11 @@ def read(raw: bytes, enter: str | None = None) -> tuple[list[tuple[str | None, s
 @example({"a": -0.0, "b": 1e300, "c": 12, "d": True, "e": None}, 1, None)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_members_are_those_of_the_whole(content: dict[str, Any], chunk: int, indent: int | None) -> None:
-    before, json_members.CHUNK = json_members.CHUNK, chunk
+    before, contents.CHUNK = contents.CHUNK, chunk
     try:
         found, problem = read(json.dumps(content, indent=indent).encode())
     finally:
-        json_members.CHUNK = before
+        contents.CHUNK = before
     assert ({key: value for _, key, value in found}, problem) == (content, None)
 
 
@@ -86,8 +86,8 @@ def test_problems_are_told(raw: bytes, problem: str) -> None:
 
 
 def test_one_member_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_members, "MEMBER_LIMIT", 1000)
-    monkeypatch.setattr(json_members, "CHUNK", 100)
+    monkeypatch.setattr(contents, "MEMBER_LIMIT", 1000)
+    monkeypatch.setattr(contents, "CHUNK", 100)
     found, problem = read(b'{"a": 1, "b": "' + b"x" * 100_000)
     assert [key for _, key, _ in found] == ["a"]
     assert problem == "it holds a member of more than 1,000 characters, or is no JSON"

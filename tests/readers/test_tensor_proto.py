@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from readers.tensorflow_writers import NUMBERS, message, tensor
+from trueup.exchange.readers.contents import DTYPES, array_of, parse
 from trueup.exchange.readers.dump import UnreadableError
-from trueup.exchange.readers.messages import DTYPES, array_of, parse
 
 
 @pytest.mark.parametrize("name", sorted(set(DTYPES.values())))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nursery import Nursery
 from strange import Altered
 from trueup import simdev
-from trueup.simdev import differences, faults, injection
+from trueup.simdev import faults, injection
 from trueup.simdev.tables import FAULTS, NOISE
 from trueup.simdev.tensor import NPUTensor
 
@@ -122,9 +122,9 @@ ALSO = {
 def test_tables_are_whole():
     assert len(FAULTS) >= 22
     assert set(FAULTS) == set(faults.EFFECTS) == set(PROVOKE)
-    assert set(NOISE) == set(differences.KERNELS)
+    assert set(NOISE) == set(injection.KERNELS)
     for row in NOISE.values():
-        assert set(row.ops) == set(differences.KERNELS[row.name])
+        assert set(row.ops) == set(injection.KERNELS[row.name])
     for row in (*FAULTS.values(), *NOISE.values()):
         assert row.what.endswith(".")
         assert row.blame.endswith(".")

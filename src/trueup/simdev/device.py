@@ -24,7 +24,7 @@ from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import buffers
 from trueup.recording.adapters.torch.buffers import on_host
 from trueup.recording.recorder import Statistics
-from trueup.simdev import injection, kernels, npu, profiling, standins, tensor
+from trueup.simdev import injection, kernels, npu, standins, tensor, tools
 from trueup.simdev.tables import AUTOCAST
 from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch, raw
 
@@ -160,7 +160,7 @@ def _claim() -> None:
         sys.modules[f"torch.npu.{name}"] = sys.modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
     torch.Event, torch.Stream, torch.Generator = npu.Event, npu.Stream, npu.Generator
     torch.Tensor.type, torch.set_default_tensor_type = npu.tensor_type, npu.set_default_tensor_type
-    profiling.install()
+    tools.install()
     _several()
     # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
     torch.Tensor.pin_memory = _unpinned

@@ -1,6 +1,6 @@
 """The module that stands at ``torch.npu``: device queries, random state, memory figures, mixed precision and switches.
 
-There are as many devices as `tensor.COUNT` says, or one. Memory is the host's, its figures are of the device's tensors (`memory`).
+There are as many devices as `tensor.COUNT` says, or one. Memory is the host's, its figures are of the device's tensors (`tensor`).
 The generator is the CPU's default generator, so that a seeded run draws the same numbers on both devices.
 """
 
@@ -17,20 +17,7 @@ from typing import Any
 
 import torch
 
-from trueup.simdev import memory, tensor
-from trueup.simdev.options import finalize_dump, init_dump, set_aoe, set_compile_mode, set_dump, set_option
-from trueup.simdev.profiling import (
-    iteration_end,
-    iteration_start,
-    prof_finalize,
-    prof_init,
-    prof_start,
-    prof_stop,
-    profileConfig,
-)  # fmt: skip
-from trueup.simdev.profiling import (
-    npu_profile as profile,
-)
+from trueup.simdev import tensor
 from trueup.simdev.streams import (
     Event,
     NPUGraph,
@@ -42,6 +29,24 @@ from trueup.simdev.streams import (
     set_stream,
     stream,
 )  # fmt: skip
+from trueup.simdev.tools import (
+    finalize_dump,
+    init_dump,
+    iteration_end,
+    iteration_start,
+    prof_finalize,
+    prof_init,
+    prof_start,
+    prof_stop,
+    profileConfig,
+    set_aoe,
+    set_compile_mode,
+    set_dump,
+    set_option,
+)  # fmt: skip
+from trueup.simdev.tools import (
+    npu_profile as profile,
+)
 
 __all__ = [
     "Event", "NPUGraph", "Stream", "current_stream", "default_stream", "finalize_dump", "graph", "init_dump",
@@ -191,12 +196,12 @@ def empty_cache() -> None:
 
 def memory_allocated(device: Any = None) -> int:
     """Return the bytes of the tensors that live on the device."""
-    return memory.allocated
+    return tensor.allocated
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the most bytes that lived at once."""
-    return memory.peak
+    return tensor.peak
 
 
 memory_reserved = memory_cached = memory_allocated  # nothing is kept in reserve
@@ -205,7 +210,7 @@ max_memory_reserved = max_memory_cached = max_memory_allocated
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Count the most from now on."""
-    memory.reset_peak()
+    tensor.reset_peak()
 
 
 reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
@@ -213,22 +218,22 @@ reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Count made and freed bytes from now on."""
-    memory.made = memory.freed = 0
+    tensor.made = tensor.freed = 0
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the memory figures under the names that PyTorch's allocators use."""
-    return memory.figures()
+    return tensor.figures()
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """Return the memory figures as a text."""
-    return "\n".join(f"{name:28}{value:>16}" for name, value in memory.figures().items())
+    return "\n".join(f"{name:28}{value:>16}" for name, value in tensor.figures().items())
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Return the free and the total bytes: the host's."""
-    return memory.host()
+    return tensor.host()
 
 
 def _unknown(name: str) -> Any:

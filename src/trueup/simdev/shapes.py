@@ -26,7 +26,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trueup.simdev import memory, tensor
+from trueup.simdev import tensor
 from trueup.simdev.tensor import KERNELS, Plan
 
 INTO, STEPS, MOVED = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS", "TRUEUP_SHAPES_MOVED"
@@ -198,7 +198,7 @@ class Shapes:
             for key, row in self._rows.items()
         ]  # fmt: skip
         whole = {
-            "steps": self._step, "torch": str(torch.__version__), "rows": rows, "memory": memory.peak, "packages": _packages(),
+            "steps": self._step, "torch": str(torch.__version__), "rows": rows, "memory": tensor.peak, "packages": _packages(),
             "script": str(Path(sys.argv[0]).absolute()) if sys.argv[:1] not in ([], [""], ["-c"]) else "",
         }  # fmt: skip
         (self._folder / f"{os.getpid()}.json").write_text(json.dumps(whole), errors="backslashreplace")

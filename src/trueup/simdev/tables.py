@@ -1,7 +1,7 @@
 """The two tables of the simulated device (`tables.toml`): faults, which a tool has to blame, and noise, which no tool may blame.
 
 Pure data, readable without PyTorch. What a row does to the numbers is in `trueup.simdev.faults` (one function a row,
-under the row's name) and `trueup.simdev.differences`.
+under the row's name) and `trueup.simdev.injection`.
 """
 
 from __future__ import annotations

@@ -7,12 +7,17 @@ in-place write through any of them is seen by all, as on a device.
 How an operator runs follows from its schema, worked out once (`Plan`). `torch.save` writes the file format of a real device: a
 storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where no
 simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
+
+Bytes of the device are what its living tensors hold, exactly: memory is counted when its first tensor is made, and given back when
+PyTorch frees it. What a kernel needs while it runs is not seen. Nothing is kept in reserve, so bytes reserved are bytes allocated.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +25,11 @@ from typing import Any
 
 import torch
 
-from trueup.simdev import memory
+_held: dict[int, tuple[Any, int]] = {}
+"""By address of the C++ storage: a weak reference, which PyTorch keeps as long as the memory lives, and its bytes."""
+allocated = peak = made = freed = 0
+"""Bytes now and at most since the last reset; all bytes ever made and freed."""
+
 
 NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
@@ -42,6 +51,46 @@ runner: Callable[..., Any] | None = None
 """What runs operators in the place of their kernels."""
 mixed = False
 """Whether the host's tensors are taken beside the device's, and numbers read without a copy: for a script that knows no device."""
+
+
+def hold(raw: torch.Tensor) -> None:
+    """Count the memory behind a tensor, once."""
+    global allocated, peak, made
+    storage = raw.untyped_storage()
+    key = storage._cdata
+    if key in _held:
+        return
+    size = storage.nbytes()
+
+    def gone(_: Any) -> None:
+        global allocated, freed
+        allocated -= _held.pop(key)[1]
+        freed += size
+
+    _held[key] = weakref.ref(storage, gone), size
+    allocated += size
+    made += size
+    peak = max(peak, allocated)
+
+
+def reset_peak() -> None:
+    """Count the most from now on."""
+    global peak
+    peak = allocated
+
+
+def figures() -> dict[str, int]:
+    """Return the figures under the names of PyTorch's allocators. Those of blocks, segments and pools are not there: there are
+    none."""
+    bytes_ = {"current": allocated, "peak": peak, "allocated": made, "freed": freed}
+    kinds = ("allocated", "reserved", "active")
+    return {f"{kind}_bytes.all.{which}": value for kind in kinds for which, value in bytes_.items()}
+
+
+def host() -> tuple[int, int]:
+    """Return the free and the total bytes of the machine, whose memory is the device's."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
 class NPUStorage(torch.UntypedStorage):
@@ -166,7 +215,7 @@ class NPUTensor(torch.Tensor):
             torch._C._set_neg(tensor, True)
         if index:
             tensor._index = index
-        memory.hold(raw)
+        hold(raw)
         return tensor
 
     # Subclass dispatch of the *function* level is off: the device is a device, not a tensor-like type.

@@ -18,7 +18,7 @@ from trueup.doors.report.capture_view import read_npy
 from trueup.doors.report.saving import replaced, save, text_cell
 from trueup.exchange.readers import hdf5 as reader
 from trueup.exchange.readers import import_dump
-from trueup.exchange.readers.arrays import BROKEN, reason
+from trueup.exchange.readers.contents import BROKEN, reason
 from trueup.exchange.readers.dump import ForeignCall, ForeignTensor, Notes, Tree, UnreadableError
 from trueup.foundation.kernels import digest
 from trueup.foundation.kernels.metrics import Msaccucmp

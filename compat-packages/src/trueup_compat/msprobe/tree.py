@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueup.exchange.readers.marker import MARKER, NAMES, Marker
+from trueup.exchange.readers.ascend import MARKER, NAMES, Marker
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.version import VERSION

@@ -14,7 +14,7 @@ from trueup.comparison.result.comparing import compare as compare_captures
 from trueup.doors.report.saving import save
 from trueup.doors.report.spreadsheet import Named
 from trueup.exchange.readers import import_dump
-from trueup.exchange.readers.marker import Marker, beside, names_beside
+from trueup.exchange.readers.ascend import Marker, marker_beside, names_beside
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean
@@ -140,7 +140,7 @@ def _over_all_ranks(npu: Mapping[int, Path], bench: Mapping[int, Path]) -> Resul
     """
     captures: list[Path] = []
     for side in (bench, npu):
-        markers = {rank: beside(pkl) for rank, pkl in side.items()}
+        markers = {rank: marker_beside(pkl) for rank, pkl in side.items()}
         found = {(side[rank].parent / marker.capture).resolve() for rank, marker in markers.items() if marker is not None}
         steps = {marker.step for marker in markers.values() if marker is not None}
         if len(side) < 2 or None in markers.values() or len(found) != 1 or steps != {None}:
@@ -178,7 +178,7 @@ def _sides(npu: Path, bench: Path, imported: Path) -> tuple[_Side, _Side]:
     for pkl in (npu, bench):
         if not pkl.is_file():
             raise CompareException(CompareException.INVALID_FILE_ERROR, f"{pkl} is no file: expected a dump's dump.pkl")
-    markers = beside(npu), beside(bench)
+    markers = marker_beside(npu), marker_beside(bench)
     if None not in markers and len({(marker.rank, marker.step) for marker in markers if marker is not None}) == 1:
         try:
             first, second = (_native(pkl, marker) for pkl, marker in zip((npu, bench), markers, strict=True) if marker is not None)

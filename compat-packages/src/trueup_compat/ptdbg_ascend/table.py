@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.doors.report.spreadsheet import ABSENT, TYPES, VERDICTS, Layout, Named, lines, write_tables
-from trueup.exchange.readers.marker import Marker
+from trueup.exchange.readers.ascend import Marker
 from trueup.foundation.model import Result
 from trueup.foundation.store import Capture
 from trueup_compat.ptdbg_ascend.errors import CompareException

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from trueup.exchange.readers.marker import MARKER, NAMES, Marker
+from trueup.exchange.readers.ascend import MARKER, NAMES, Marker
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.version import VERSION

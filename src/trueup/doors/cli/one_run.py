@@ -372,13 +372,13 @@ def export_metrics(
         from trueup.doors.report.curves import metrics_document, render_metrics
         from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal
-        from trueup.exchange.curves import metrics, trackers
+        from trueup.exchange.curves import metrics
 
-    options.one(to, trackers.TRACKERS, "--to")
-    trackers.needed(to)
+    options.one(to, metrics.TRACKERS, "--to")
+    metrics.needed(to)
     with shown():
         found = metrics.read(source)
-        written, following = trackers.write(found, to, output)
+        written, following = metrics.write(found, to, output)
     console = Terminal()
     render_metrics(found, written, following, console)
     save_as_json(lambda: metrics_document(found, to, written), json, console)

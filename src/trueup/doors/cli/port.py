@@ -188,8 +188,7 @@ def _prove(
     with loading():
         from trueup.doors.report.port import render_proof
         from trueup.doors.report.terminal import Terminal
-        from trueup.migration.port.proving import prove
-        from trueup.migration.port.proving_ranks import prove_spread
+        from trueup.migration.port.proving import prove, prove_spread
 
     proof = prove(place, output, command, steps=steps, look=ported.look, branches=ported.branches)
     render_proof(proof, Terminal())

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING
 from trueup.doors.report.terminal import entry, labelled, listing, print_lines, print_more_by_limit, print_next
 from trueup.foundation.words.setting_sentence import value
 from trueup.foundation.words.wording import clean, counted, sci, shorten
-from trueup.migration.profile.classes import remedy, sign
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,6 +177,8 @@ def _judged(found: Exported) -> str:
 
 def render_profile(found: Profile, limit: int, console: Console) -> None:
     """Print the conclusion, the parts of each class up to ``limit``, and sign and remedy of what slows the steps down."""
+    from trueup.migration.profile.reading import remedy, sign
+
     print_lines(console, [found.sentence], 0, "bold")
     rows = []
     for kind, share in found.shares.items():
@@ -203,6 +204,8 @@ def render_profile(found: Profile, limit: int, console: Console) -> None:
 
 def render_steps_compared(found: Compared, limit: int, console: Console) -> None:
     """Print how much slower a step is, and up to ``limit`` changes that matter."""
+    from trueup.migration.profile.reading import remedy
+
     print_lines(console, [found.sentence], 0, "bold")
     rows = [
         (kind, shorten(clean(name), 60), f"{before / 1e3:,.3f}", f"{after / 1e3:,.3f}", f"{(after - before) / 1e3:+,.3f}")
@@ -226,6 +229,7 @@ def profile_page(found: Profile, compared: Compared | None = None) -> str:
     """Return the text of a page with the conclusion, one step as lanes, and the parts of each class; with ``compared`` of both
     traces, and what changed."""
     from trueup.doors.report.html import ours, page  # here: what is said on a terminal needs no page
+    from trueup.migration.profile.reading import remedy
 
     slow = found.finding.kind if found.finding else ""
     if compared is not None:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from trueup.migration.assess import Assessment, Operator
     from trueup.migration.assess.assessing import Offered
     from trueup.migration.port import Ported
-    from trueup.migration.port.proving import Proof
-    from trueup.migration.port.proving_ranks import Spread
+    from trueup.migration.port.proving import Proof, Spread
     from trueup.migration.port.running import Ran
 
 HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")

@@ -23,7 +23,7 @@ from itertools import groupby
 
 import numpy as np
 
-from trueup.exchange.readers.arrays import EMPTY_ZIP, NPY, ZIP, npz_members, pt_tensors, read_npy, read_npz
+from trueup.exchange.readers.contents import EMPTY_ZIP, NPY, ZIP, npz_members, pt_tensors, read_npy, read_npz
 from trueup.exchange.readers.dump import (
     Dump,
     ForeignCall,

@@ -12,24 +12,31 @@ our statistics leave out (`kernels.MASKING`). Sums are in the tensor's dtype or 
 **Gradients.** Of a function's backward they see what leaves its last autograd node. If the function is one node, these are the
 gradients of its inputs, in the order of the node's arguments. Else they are those of a tensor in between, which no native capture
 has: a linear layer on three dimensions ends in a view of a product, and the incoming gradient leaves the view in another shape.
+
+**Marker.** `trueup_compat` leaves one beside the files of an old tool's layout, so that it is known who wrote them. ``trueup.json``
+in the folder of a rank says where the native capture of the same run is, and that gradients bear the places of their arguments.
+``trueup-names.jsonl`` has a line ``[seq, name]`` for each call that the folder holds.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup.exchange.readers.dump import Array, ForeignTensor, UnreadableError
+from trueup.exchange.readers.dump import Array, ForeignTensor, Tree, UnreadableError, folder_of
 from trueup.foundation import toml
 from trueup.foundation.kernels import is_mask
 
 MODULES = ("Module", "Cell")
+
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, dict[str, Any]]:
@@ -140,7 +147,7 @@ def sizes(shape: Any) -> tuple[int, ...] | None:
     return tuple(shape) if all(type(size) is int and 0 <= size < 2**62 for size in shape) else None
 
 
-NAMES = ("max", "min", "mean", "norm")
+FIGURES = ("max", "min", "mean", "norm")
 
 
 def told_statistics(
@@ -155,7 +162,7 @@ def told_statistics(
 
     ``numbers`` are max, min, mean and norm, unknown where they are no numbers; ``dtype`` is the tensor's, without prefix.
     """
-    known = {name: value for name, number in zip(NAMES, numbers, strict=False) if (value := _number(number)) is not None}
+    known = {name: value for name, number in zip(FIGURES, numbers, strict=False) if (value := _number(number)) is not None}
     if not known:
         return {}, None
     extremes = known.get("max", math.nan) - known.get("min", math.nan)
@@ -243,3 +250,83 @@ def _load_transposed(tensor: ForeignTensor) -> Array:
     if tensor.shape is not None and array.shape != tensor.shape:
         raise UnreadableError(f"the file holds shape {list(array.shape)} where the dump says {list(tensor.shape)}")
     return np.ascontiguousarray(array.T)
+
+
+MARKER, NAMES = "trueup.json", "trueup-names.jsonl"
+SIZE_LIMIT = 1 << 16
+MOST_NAMES = 1 << 22
+_CAPTURE = re.compile(r"(?:\.\./){1,3}[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""A capture lies a few folders above, and nowhere else, whatever a marker says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The content of ``trueup.json``."""
+
+    capture: str  # path of the native capture from the marker's folder
+    rank: int  # the capture's rank that the folder is of
+    step: int | None  # the step, None where the folder holds all
+    filtered: bool  # whether integers, booleans, and tensors without dimensions or elements were left out
+    sides: tuple[str, ...]  # which of all, forward, backward, input and output were asked for
+    levels: tuple[str, ...]
+
+    def to_json(self, version: str) -> dict[str, Any]:
+        """Encode; ``version`` is Trueup's."""
+        return {
+            "written_by": f"trueup {version}", "gradients": "arguments", "capture": self.capture, "rank": self.rank,
+            "step": self.step, "filtered": self.filtered, "sides": list(self.sides), "levels": list(self.levels),
+        }  # fmt: skip
+
+
+def marker_in_tree(tree: Tree, path: str) -> Marker | None:
+    """Return the marker beside a file of a dump, None where there is none; the files of the marker count as read."""
+    folder = folder_of(path)
+    found = tree.within(folder, MARKER)
+    if found is None:
+        return None
+    if (names := tree.within(folder, NAMES)) is not None:
+        tree.open(names).close()
+    with tree.open(found) as file:
+        return _parse(file.read(SIZE_LIMIT))
+
+
+def marker_beside(path: Path) -> Marker | None:
+    """Return the marker beside a file."""
+    try:
+        with path.with_name(MARKER).open("rb") as file:
+            return _parse(file.read(SIZE_LIMIT))
+    except OSError:
+        return None
+
+
+def names_beside(path: Path) -> dict[int, str]:
+    """Return the tool's names of calls, by their `seq`; lines that are none are passed over."""
+    found: dict[int, str] = {}
+    try:
+        with path.with_name(NAMES).open(encoding="utf-8", errors="replace") as file:
+            while len(found) < MOST_NAMES and (line := file.readline(SIZE_LIMIT)):
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str):
+                    found[entry[0]] = entry[1]
+    except OSError:
+        pass
+    return found
+
+
+def _parse(content: bytes) -> Marker | None:
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict) or told.get("gradients") != "arguments":
+        return None
+    capture, rank, step = told.get("capture"), told.get("rank"), told.get("step")
+    lists = [tuple(map(str, told[name][:8])) if isinstance(told.get(name), list) else () for name in ("sides", "levels")]
+    if not isinstance(capture, str) or not _CAPTURE.fullmatch(capture):
+        return None
+    if type(rank) is not int or not (step is None or type(step) is int):
+        return None
+    return Marker(capture, rank, step, bool(told.get("filtered")), lists[0] or ("all",), lists[1] or ("api",))

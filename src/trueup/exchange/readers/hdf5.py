@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.exchange.readers.arrays import BROKEN, UNPACKED_LIMIT, believable, reason
+from trueup.exchange.readers.contents import BROKEN, UNPACKED_LIMIT, believable, reason
 from trueup.exchange.readers.dump import (
     Array,
     Dump,

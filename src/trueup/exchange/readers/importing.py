@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from trueup.exchange.readers import array_folder, hdf5, msprobe, padiff, ptdbg, tfdbg, tfdbg2
-from trueup.exchange.readers.arrays import BROKEN, reason
+from trueup.exchange.readers.contents import BROKEN, reason
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Frames, Notes, Part, Tree, UnreadableError
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import LEVELS, NUMBERS, PACKED, TrueupError

@@ -2,7 +2,7 @@
 
     Pooling.pool1.1147.1589195081588018    8 bytes: length of the header; the header, a protobuf; bytes of inputs, outputs, buffers
 
-The header's message is ``toolkit.dump.DumpData`` of CANN (`messages`). In files of version 1 the whole file is that
+The header's message is ``toolkit.dump.DumpData`` of CANN (`contents`). In files of version 1 the whole file is that
 message, with the bytes inside. Only sizes that the file has are believed.
 
 Tensors of a device's private formats in the order of a framework, and back; one rule for all formats.
@@ -25,8 +25,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trueup.exchange.readers.contents import MAX_DIMENSIONS, parse, require
 from trueup.exchange.readers.dump import Array, UnreadableError
-from trueup.exchange.readers.messages import MAX_DIMENSIONS, parse, require
 
 MOST = 1 << 26
 """Bytes of a header: it describes tensors of one kernel and holds none."""

@@ -24,9 +24,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from trueup.exchange.readers import ascend, marker
-from trueup.exchange.readers.arrays import NPY, read_npy, read_pt
+from trueup.exchange.readers import ascend
 from trueup.exchange.readers.ascend import Left, left_gradients, told_statistics, transposed
+from trueup.exchange.readers.contents import NPY, Members, read_npy, read_pt
 from trueup.exchange.readers.dump import (
     Array,
     Dump,
@@ -41,7 +41,6 @@ from trueup.exchange.readers.dump import (
     frames_of,
     numbered,
 )
-from trueup.exchange.readers.json_members import Members
 from trueup.exchange.readers.msprobe_modules import SoleFunctions, key_of, parse
 from trueup.foundation.model import TrueupError
 
@@ -110,7 +109,7 @@ class _Step:
     def __init__(self, tree: Tree, path: str, framework: str, notes: Notes) -> None:
         self.tree, self.path, self.framework, self.notes = tree, path, framework, notes
         self.folder = folder_of(path)
-        self.is_ours = marker.in_tree(tree, path) is not None
+        self.is_ours = ascend.marker_in_tree(tree, path) is not None
         self._parents: dict[str, str] = {}
         self._stacks: dict[str, tuple[Frames | None, bool]] = {}
         self._sole = SoleFunctions({})
@@ -256,7 +255,7 @@ def tensors_and_arguments(
 ) -> Found:  # fmt: skip
     """Read the entry ``name``, decoded, of a call ``op`` (in our words). ``load`` reads the tensor in the file of a name; it
     raises UnreadableError. ``notes`` take what is odd. ``by_argument``: gradients that leave a call bear the places of its
-    arguments (`marker`)."""
+    arguments (`ascend.Marker`)."""
     tensors: list[ForeignTensor] = []
     arguments: dict[str, Any] = {}
     for group, content in entry.items():

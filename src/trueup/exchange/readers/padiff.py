@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from trueup.exchange.readers import ascend
-from trueup.exchange.readers.arrays import BROKEN, read_npy, reason
+from trueup.exchange.readers.contents import BROKEN, read_npy, reason, whole
 from trueup.exchange.readers.dump import (
     Array,
     Dump,
@@ -31,7 +31,6 @@ from trueup.exchange.readers.dump import (
     frames_of,
     numbered,
 )
-from trueup.exchange.readers.json_members import whole
 from trueup.exchange.readers.ptdbg import narrowed
 from trueup.foundation.model import TrueupError
 

@@ -7,7 +7,7 @@
 
 A line is ``[name, flag, checksum or [], dtype, shape, [max, min, mean(, norm)]]``, or ``[name_stack_info, stack]``. In the backward
 ``input`` is the gradient of the output and ``output`` what leaves the last autograd node (`left_gradients`); in what
-`trueup_compat` wrote (`marker`) it is the gradient of that argument.
+`trueup_compat` wrote (`ascend.Marker`) it is the gradient of that argument.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trueup.exchange.readers import ascend, marker
-from trueup.exchange.readers.arrays import read_npy
+from trueup.exchange.readers import ascend
 from trueup.exchange.readers.ascend import Left, left_gradients, told_statistics, transposed
+from trueup.exchange.readers.contents import read_npy
 from trueup.exchange.readers.dump import (
     Array,
     Dump,
@@ -132,7 +132,7 @@ class _Step:
         stem = path[len(folder_of(path)) :].rpartition(".")[0]
         self.tensors = f"{folder_of(path)}{stem}/"
         self.has_tensors = any(file.startswith(self.tensors) for file in tree.files)
-        self.is_ours = marker.in_tree(tree, path) is not None  # by `trueup_compat`: leaving gradients bear arguments' places
+        self.is_ours = ascend.marker_in_tree(tree, path) is not None  # by `trueup_compat`: leaving gradients bear arguments' places
 
     def calls(self) -> Iterator[ForeignCall]:
         held: _Rows | None = None

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from trueup.exchange.readers.contents import MOST, array_of, dtype_of, parse, require, text
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Notes, Part, Tree, UnreadableError, places
-from trueup.exchange.readers.messages import MOST, array_of, dtype_of, parse, require, text
 from trueup.foundation.frameworks.dialect import APPLIES, PASSED_OVER, READS, UPDATE, device_name, operation, standing
 
 _FILE = re.compile(r"(?P<node>.+)_(?P<slot>\d{1,6})_(?P<debug>Debug[A-Za-z]+)_(?P<time>\d{10,20})")

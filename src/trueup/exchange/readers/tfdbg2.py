@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from trueup.exchange.readers.contents import array_of, dtype_of, parse, require, shape_of, text
 from trueup.exchange.readers.dump import (
     Array,
     Dump,
@@ -37,7 +38,6 @@ from trueup.exchange.readers.dump import (
     frames_of,
     places,
 )
-from trueup.exchange.readers.messages import array_of, dtype_of, parse, require, shape_of, text
 from trueup.foundation.frameworks.dialect import PASSED_OVER, READS, device_name, operation, standing
 
 FULL_TENSOR = 7

@@ -24,11 +24,10 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
 from trueup.migration.port import choosing, reading
-from trueup.migration.port.distributing import EFFECTS, NO_CHOICE, Distributor
+from trueup.migration.port.choosing import NO_CHOICE, OF_DISTRIBUTED, Distributor
 from trueup.migration.port.flow import Project
-from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.reading import Script
-from trueup.migration.port.remaining import branches, in_settings
+from trueup.migration.port.remaining import Kernels, branches, in_settings
 from trueup.migration.port.rules import Given, Name, Own, OwnName, OwnRules, OwnSink, Rules, Switch, builtin, own, refused
 from trueup.migration.port.writing import Edit, Writer
 
@@ -192,7 +191,7 @@ def port(
     added = {} if distributed is None else Distributor.files(distributed)
     effects = tuple(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used))
     if distributed is not None:
-        effects = (*EFFECTS, *([NO_CHOICE] if "specify-device" in chosen else []), *effects)
+        effects = (*OF_DISTRIBUTED, *([NO_CHOICE] if "specify-device" in chosen else []), *effects)
     asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
     said, unsure = tuple(unread.values()), tuple(str(path.relative_to(base)) for path in unread if _may_name_a_device(path))
     result = Ported(to, len(files), lines, changed, seen, said, _since(known, used), target, effects, tuple(added), asking, unsure)

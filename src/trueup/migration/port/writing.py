@@ -11,9 +11,8 @@ from functools import cached_property
 
 from trueup.foundation.frameworks.cuda_version import read_as_text
 from trueup.migration.port.flow import SHAPES, Project, is_translated, literal, option_of
-from trueup.migration.port.kernels import GUARD, Kernels
 from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
-from trueup.migration.port.remaining import Left, from_outside, remaining
+from trueup.migration.port.remaining import GUARD, Kernels, Left, from_outside, remaining
 from trueup.migration.port.rules import Kind, Name, Own
 
 NO_VERSION = "None in a build for another device, and read as a text here"

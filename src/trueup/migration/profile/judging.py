@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from trueup.foundation.words.wording import clean, shorten
-from trueup.migration.profile.classes import (
+from trueup.migration.profile.reading import (
     CLASSES,
     COMMUNICATION,
     COMPILE,
@@ -29,13 +29,13 @@ from trueup.migration.profile.classes import (
     FRAMEWORK,
     HOST,
     OPERATOR,
+    Trace,
     is_made_for,
     is_sync,
     named_class,
     remedy,
     sign,
 )  # fmt: skip
-from trueup.migration.profile.reading import Trace
 
 Intervals = np.ndarray[Any, np.dtype[np.float64]]
 NONE: Intervals = np.zeros((0, 2))

@@ -2,10 +2,13 @@
 in memory whole, of each event only what the judgement needs is kept, as numbers in arrays.
 
     {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 12.5, "dur": 3.1, "tid": 7}, ...]}
+
+The names of operators, kernels and calls tell the class of a step's time: ``classes.toml``.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -19,8 +22,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.migration.profile.classes import is_graph, is_sync, is_wrapper, named_class
+
+OPERATOR, COPY, FRAMEWORK, COMPILE, HOST, COMMUNICATION = (
+    "operator", "copy and format", "framework", "compile", "host", "communication",
+)  # fmt: skip
+CLASSES = (OPERATOR, COPY, FRAMEWORK, COMPILE, HOST, COMMUNICATION)
 
 CHUNK = 4 << 20  # characters read at once
 LARGEST = 16 << 20  # characters of one event, or of one value before the events
@@ -29,9 +37,91 @@ NAMES = 200_000  # names kept apart
 FAR = 1e13  # microseconds: four months from the first event
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events"})
-HOST = frozenset({"cpu_op", "operator", "cuda_runtime", "cuda_driver", "runtime", "mtia_runtime"})
+ON_HOST = frozenset({"cpu_op", "operator", "cuda_runtime", "cuda_driver", "runtime", "mtia_runtime"})
 STEP = re.compile(r"ProfilerStep#?\d+")
 BLANK = re.compile(r"[\s,]*")
+
+
+class Row(toml.Table):
+    """A class that names decide."""
+
+    name: str
+    says: tuple[str, ...]
+    sign: str
+    remedy: str
+
+
+class _File(toml.Table, rename={"rows": "class"}):
+    wrapper: tuple[str, ...]
+    sync: tuple[str, ...]
+    made_for: tuple[str, ...]
+    graphs: tuple[str, ...]
+    rows: tuple[Row, ...]
+    other: dict[str, str]
+
+
+@functools.cache
+def _file() -> _File:
+    return toml.checked(toml.packaged(__package__, "classes.toml"), _File)
+
+
+@functools.cache
+def _expression(name: str) -> re.Pattern[str]:
+    parts = [re.sub(r"^\(\?i\)(.*)", r"(?i:\1)", one) for one in getattr(_file(), name)]
+    return re.compile("|".join(f"(?:{part})" for part in parts))
+
+
+@functools.cache
+def _rows() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple(
+        (row.name, re.compile("|".join(re.sub(r"^\(\?i\)(.*)", r"(?i:\1)", one) for one in row.says))) for row in _file().rows
+    )
+
+
+@functools.lru_cache(maxsize=200_000)
+def named_class(name: str) -> str:
+    """Return the class that a name alone decides, `OPERATOR` where none does."""
+    return next((found for found, says in _rows() if says.search(name)), OPERATOR)
+
+
+@functools.lru_cache(maxsize=200_000)
+def is_wrapper(name: str) -> bool:
+    """Tell whether a span only holds operators that have spans of their own."""
+    return named_class(name) != COMPILE and _expression("wrapper").search(name) is not None
+
+
+@functools.lru_cache(maxsize=200_000)
+def is_sync(name: str) -> bool:
+    """Tell whether the host waits for the device there."""
+    return _expression("sync").search(name) is not None
+
+
+@functools.lru_cache(maxsize=200_000)
+def is_graph(name: str) -> bool:
+    """Tell whether a graph of launches is started there."""
+    return _expression("graphs").search(name) is not None
+
+
+def is_made_for(name: str) -> bool:
+    """Tell whether a device is made for an operator, so that much time in it is no fault."""
+    return _expression("made_for").search(name) is not None
+
+
+def sign(kind: str, variant: str = "") -> str:
+    """Return the sign that proves a class, or a variant of one."""
+    return _said(kind, variant, "")
+
+
+def remedy(kind: str, variant: str = "") -> str:
+    """Return what to do about a class, or a variant of one."""
+    return _said(kind, variant, "_remedy")
+
+
+def _said(kind: str, variant: str, part: str) -> str:
+    row = next((row for row in _file().rows if row.name == kind), None)
+    if row is None or variant:
+        return _file().other[f"{variant or kind}{part}"]
+    return row.remedy if part else row.sign
 
 
 @dataclass
@@ -235,7 +325,7 @@ class _Collecting:
             return None if name.startswith(("EVENT_", "NOTIFY_")) else trace.device
         if category == "user_annotation" and named_class(name) == "host":
             return trace.host
-        if category in HOST or of in ("Python", "CANN"):
+        if category in ON_HOST or of in ("Python", "CANN"):
             runtime = "runtime" in category or "driver" in category or of == "CANN"
             wanted = is_sync(name) or named_class(name) == "compile" if runtime else not is_wrapper(name)
             return trace.host if wanted else None

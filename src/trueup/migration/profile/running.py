@@ -26,9 +26,19 @@ from pathlib import Path
 import msgspec
 
 from trueup.foundation.model import TrueupError
-from trueup.migration.profile.classes import COMMUNICATION, FRAMEWORK, OPERATOR, is_wrapper, named_class
 from trueup.migration.profile.judging import FREE, TINY, UNSEEN, Part, Profile, judge
-from trueup.migration.profile.reading import FAR, Trace, kernel, opened, read
+from trueup.migration.profile.reading import (
+    COMMUNICATION,
+    FAR,
+    FRAMEWORK,
+    OPERATOR,
+    Trace,
+    is_wrapper,
+    kernel,
+    named_class,
+    opened,
+    read,
+)
 from trueup.recording.recorder.launch import program, run_to_the_end
 
 VARIABLE = "TRUEUP_PROFILE"
