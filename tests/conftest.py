@@ -57,12 +57,11 @@ def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 LONG = (
-    "with_paddle", "with_tensorflow", "with_torch_and_paddle", "with_torch_and_tensorflow", "verdict/test_planted_faults.py",
-    "verdict/test_cases_noise.py", "verdict/test_implementations.py", "verdict/test_goldens.py", "audit/test_causes.py",
-    "adapters/test_compiling.py", "verdict/test_cases_structure.py", "distributed", "verdict/test_other_forms.py",
-    "adapters/test_observer.py", "report/test_page.py", "launch/test_ranks.py", "verdict/test_deletions.py",
-    "end_to_end/test_documented_commands.py", "end_to_end/test_autocast.py", "verdict/test_cases_perturbed.py",
-    "verdict/test_cases_lost.py",
+    "with_tensorflow", "with_paddle", "verdict/test_planted_faults.py", "verdict/test_cases_noise.py",
+    "verdict/test_implementations.py", "verdict/test_goldens.py", "audit/test_causes.py", "adapters/test_compiling.py",
+    "verdict/test_cases_structure.py", "distributed", "verdict/test_other_forms.py", "adapters/test_observer.py",
+    "report/test_page.py", "launch/test_ranks.py", "verdict/test_deletions.py", "end_to_end/test_documented_commands.py",
+    "end_to_end/test_autocast.py", "verdict/test_cases_perturbed.py", "verdict/test_cases_lost.py",
 )  # fmt: skip
 """Files and folders that take twenty seconds or more, the longest first."""
 

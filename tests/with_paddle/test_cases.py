@@ -1,6 +1,8 @@
-"""The tests of the Paddle adapter, in processes of their own: one framework a process.
+"""The tests of the Paddle adapter and those of PyTorch against Paddle, in processes of their own.
 
-Run some by hand, in the folder ``cases``: ``python -m pytest check_backward.py -k recurrent``.
+These processes, and what they start, are forked from one that has Paddle, but for those that look for a device when they import it.
+
+Run some by hand, in the folder ``cases`` here or of ``with_torch_and_paddle``: ``python -m pytest check_backward.py -k recurrent``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from trueup.simdev.paddle import COMPILERS, ROOT, build, install
 
 FOLDER = Path(__file__).parent
 CASES = FOLDER / "cases"
+BESIDE_TORCH = FOLDER.with_name("with_torch_and_paddle") / "cases"
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed")
 
@@ -35,24 +38,27 @@ def python() -> Iterator[str]:
         yield started.python
 
 
-def run(files: list[str], **variables: str) -> None:
-    """Run some files of cases in a process of their own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables}
-    command = [sys.executable, "-m", "pytest", *files]  # with the pytest.ini beside them
-    ended = subprocess.run(command, env=environment, cwd=CASES, capture_output=True, text=True)
+def run(python: str, cases: Path, kind: str = "check", **variables: str) -> None:
+    """Run the files of cases of a kind in a process of their own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "COLD": sys.executable, **variables}
+    command = [python, "-m", "pytest", *sorted(path.name for path in cases.glob(f"{kind}_*.py"))]  # with the pytest.ini beside them
+    ended = subprocess.run(command, env=environment, cwd=cases, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-def test_cases(python: str) -> None:
-    run(sorted(path.name for path in CASES.glob("check_*.py")), WARM=python)
+@pytest.mark.parametrize("cases", [CASES, BESIDE_TORCH], ids=lambda path: path.parent.name)
+def test_cases(cases: Path, python: str) -> None:
+    run(python, cases)
 
 
 def test_cases_on_a_second_device(tmp_path: Path) -> None:
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
     build(tmp_path, name="host", devices=2)
-    files = sorted(path.name for path in CASES.glob("device_*.py"))
-    run(files, CUSTOM_DEVICE_ROOT=str(tmp_path), FLAGS_use_stride_kernel="0")  # strided copies need kernels of the device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
+        patch.setenv("FLAGS_use_stride_kernel", "0")  # strided copies need kernels of the device
+        run(sys.executable, CASES, "device")
 
 
 PROJECT_OF_A_USER = """
@@ -82,31 +88,31 @@ print(m[0].weight.place, m[0].weight.dtype, flush=True)
 """
 
 
-def test_commands_of_the_page_on_the_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_page_on_the_simulated_device(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of docs/paddle.md, as they are written there, on a project like PaddleDetection's, whose script finds the device by its
     import; the last two, which need a device with kernels of its own, are executed in cases/device_replay.py."""
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/train.py").write_text(PROJECT_OF_A_USER)
     (tmp_path / "config.yaml").touch()
     (tmp_path / "pyproject.toml").write_text("[tool.trueup.capture]\nstop = true\n")  # when the last of its steps is recorded
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
 
-    def said(line: str, **more: str) -> tuple[str, str]:
-        command = [sys.executable, "-m", "trueup", *shlex.split(line)]
-        ended = subprocess.run(command, env=environment | more, cwd=tmp_path, capture_output=True, text=True)
+    def said(line: str, python: str = python, **more: str) -> tuple[str, str]:
+        command, path = [python, "-m", "trueup", *shlex.split(line)], f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+        ended = subprocess.run(command, env=environment | {"PATH": path} | more, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 0, f"{line}\n{ended.stdout[-1000:]}{ended.stderr[-2000:]}"
         return ended.stdout, ended.stderr
 
     cpu, launched, compared, simulated, tensors, verified, replayed, *others = lines_of(PROJECT / "docs/paddle.md")
     assert [line.split()[0] for line in others] == ["replay", "reproduce"]
     assert "over 3 steps into" in said(cpu)[1]
-    assert "over 3 steps into" in said(launched, TRUEUP_SIMULATED="1")[1]
+    cold = sys.executable  # Paddle looks for devices when it is imported
+    assert "over 3 steps into" in said(launched, cold, TRUEUP_SIMULATED="1")[1]
     assert said(compared)[0].startswith("ALIGNED")
-    told = "".join(said(simulated))
+    told = "".join(said(simulated, cold))
     assert "Place(npu:0) paddle.float32" in told, told[-3000:]
     assert "Place(npu:1) paddle.float32" in (tmp_path / "log/workerlog.1").read_text()
     assert told.count("mixed precision has no effect on the simulated device") == 1

@@ -1,8 +1,9 @@
-"""The tests of the TensorFlow adapter, in a process of their own, and the commands of the example's page.
+"""The tests of the TensorFlow adapter, those of PyTorch against Keras, each in a process of their own; the example's commands.
 
-Importing TensorFlow takes five seconds, so what they start is forked from a process that has it.
+Importing TensorFlow takes five seconds, so these processes, and what they start, are forked from one that has it.
 
-Run some by hand, in the folder ``cases``: ``python -m pytest check_calls.py -k gradient``.
+Run some by hand, in the folder ``cases``: ``python -m pytest check_calls.py -k gradient``, and in that of
+``with_torch_and_tensorflow`` with ``USE_TF=0``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nursery import nursery
 from test_documentation import ROOT
 
 CASES = Path(__file__).parent / "cases"
+BESIDE_TORCH = CASES.parents[1] / "with_torch_and_tensorflow/cases"
 PAGE = ROOT / "examples/tensorflow_classifier/README.md"
 GUILTY = {"gradient": [], "fusion": ["implementation_selector"], "backend": ["compiler backend"]}
 
@@ -33,16 +35,17 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, 
 def python() -> Iterator[str]:
     """What runs scripts with both frameworks in it already, of a nursery of this file's own."""
     with nursery() as started:
-        started.load("tensorflow.compat.v1", "sklearn.datasets")
+        started.load("tensorflow.compat.v1", "keras", "sklearn.datasets")
         yield started.python
 
 
-def test_cases(python: str) -> None:
+@pytest.mark.parametrize("cases", [CASES, BESIDE_TORCH], ids=lambda path: path.parent.name)
+def test_cases(cases: Path, python: str) -> None:
     """Sessions come last: eager execution is off from then on, for good."""
-    names = sorted((path.name for path in CASES.glob("check_*.py")), key=lambda name: (name.startswith("check_sessions"), name))
+    names = sorted((path.name for path in cases.glob("check_*.py")), key=lambda name: (name.startswith("check_sessions"), name))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "pytest", *names]  # with the pytest.ini beside them
-    run = subprocess.run(command, env=environment | {"WARM": python}, cwd=CASES, capture_output=True, text=True)
+    command = [python, "-m", "pytest", *names]  # with the pytest.ini beside them
+    run = subprocess.run(command, env=environment | {"COLD": sys.executable}, cwd=cases, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
 
 

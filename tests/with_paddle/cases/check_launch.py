@@ -10,7 +10,7 @@ from pathlib import Path
 import paddle
 import pytest
 from paddle import nn
-from recording import WARM, rows_of
+from recording import COLD, WARM, rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
@@ -24,9 +24,9 @@ def cli(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_unedited_script_is_captured_its_data_workers_are_not(tmp_path: Path) -> None:
-    plain = subprocess.run([sys.executable, str(TRAIN), "0"], capture_output=True, text=True)
+    plain = subprocess.run([COLD, str(TRAIN), "0"], capture_output=True, text=True)
     into = tmp_path / "capture"
-    run = cli("capture", "-o", into, "--", sys.executable, TRAIN, 1)
+    run = cli("capture", "-o", into, "--", COLD, TRAIN, 1)
     assert (run.returncode, run.stdout) == (0, plain.stdout), run.stderr
     assert "over 2 steps into" in run.stderr
     rows = rows_of(into)

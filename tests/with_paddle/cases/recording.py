@@ -16,8 +16,10 @@ import trueup
 
 Row = dict[str, Any]
 Record = Callable[..., list[Row]]
-WARM = os.environ.get("WARM", sys.executable)
-"""A Python with Paddle in it already, where `test_cases` lends one."""
+WARM = sys.executable
+"""A Python with Paddle in it already, where `test_cases` runs this."""
+COLD = os.environ.get("COLD", sys.executable)
+"""One without."""
 
 
 @pytest.fixture

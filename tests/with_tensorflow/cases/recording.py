@@ -29,8 +29,10 @@ TRAIN = Path(__file__).parent / "train.py"
 
 LINES = [shlex.split(line) for line in lines_of(ROOT / "docs/tensorflow.md")]
 """The commands of the page, which are executed as they are written there."""
-WARM = os.environ.get("WARM", sys.executable)
-"""A Python with TensorFlow in it already, where `test_cases` lends one."""
+WARM = sys.executable
+"""A Python with TensorFlow in it already, where `test_cases` runs this."""
+COLD = os.environ.get("COLD", sys.executable)
+"""One without."""
 
 
 def found_by(python: str) -> dict[str, str]:
@@ -40,8 +42,8 @@ def found_by(python: str) -> dict[str, str]:
 
 def cli(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``trueup`` as a process of its own, as a user starts it."""
-    command = [sys.executable, "-m", "trueup", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=found_by(sys.executable))
+    command = [COLD, "-m", "trueup", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=found_by(COLD))
 
 
 @pytest.fixture(scope="session")
