@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import trueup
 from setting_changes.options import CHANGES, Change, Options
@@ -67,15 +68,16 @@ def record(script: str, options: Options, into: Path) -> None:
     context = multiprocessing.get_context("forkserver" if script in PRELOADED else "spawn")
     if script in PRELOADED:
         context.set_forkserver_preload(["trueup", *PRELOADED[script]])
-    child = context.Process(target=_train, args=(script, options, into))
+    child = context.Process(target=train, args=(script, asdict(options), str(into)))
     child.start()
     child.join()
     if child.exitcode:
         raise RuntimeError(f"the training {script} failed: {options}")
 
 
-def _train(script: str, options: Options, into: Path) -> None:
-    importlib.import_module(f"setting_changes.{script}").record(options, into)
+def train(script: str, options: dict[str, Any], into: str) -> None:
+    """Train under capture in this process, which has computed nothing yet."""
+    importlib.import_module(f"setting_changes.{script}").record(Options(**options), Path(into))
 
 
 def word(change: Change, result: Result, beside: Sequence[Change] = ()) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import settings
 import trueup
+from nursery import Nursery
 from setting_changes.options import CHANGES
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.findings import with_names
@@ -40,8 +42,17 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("causes")
+def work(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for captures; their trainings are forked of the nursery, which has PyTorch already."""
+    folder = tmp_path_factory.mktemp("causes")
+
+    def record(script: str, options: settings.Options, into: Path) -> None:
+        child = nursery.start("settings.train", folder / "log", script=script, options=dataclasses.asdict(options), into=into)
+        assert child.wait() == 0, child.said
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "record", record)
+        yield folder
 
 
 @pytest.mark.parametrize("name", CELLS)

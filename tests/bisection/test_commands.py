@@ -15,7 +15,7 @@ import pytest
 
 import trueup
 from end_to_end.executing import lines_of
-from launch.running import cli
+from launch.running import PYTHON, cli
 from test_documentation import ROOT
 from trueup.analysis.bisection import running
 
@@ -115,11 +115,12 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
     return name
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_variables_that_only_together_spoil_a_run(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ.get('A') == 'x' and os.environ.get('D_TOKEN') == 'y')\n")
     good = script(tmp_path, "A=1\nB=2\n# a comment\nexport C=3\nE=5\n", "good.env")
     bad = script(tmp_path, "A=x\nB=4\nC=5\nD_TOKEN=y\nE=6\n", "bad.env")
-    ended = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--", sys.executable, train)
+    ended = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--", PYTHON, train)
     assert ended.returncode == 0, ended.stderr
     chosen = found(tmp_path)["chosen"]
     assert chosen in (["A"], ["D_TOKEN"])
@@ -128,10 +129,11 @@ def test_two_variables_that_only_together_spoil_a_run(tmp_path: Path) -> None:
     assert "D_TOKEN" not in (tmp_path / "trueup-bisect" / "environment.sh").read_text() or chosen == ["D_TOKEN"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_this_environment_counts_where_it_may_choose_numbers(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nsys.exit(os.environ.get('TORCH_LINALG_PREFER_CUSOLVER') == '1')\n")
     good = script(tmp_path, "TRUEUP_TEST_OTHER=1\n", "good.env")
-    search = ["--over", "environment", "--good", good, "--", sys.executable, train]
+    search = ["--over", "environment", "--good", good, "--", PYTHON, train]
     ended = run(tmp_path, *search, TORCH_LINALG_PREFER_CUSOLVER="1")
     assert ended.returncode == 0, ended.stderr
     assert found(tmp_path)["chosen"] == ["TORCH_LINALG_PREFER_CUSOLVER"]
@@ -152,30 +154,33 @@ def test_a_loss_that_only_compiled_code_gets_wrong(tmp_path: Path) -> None:
     assert found(tmp_path)["chosen"] == ["torch.compile"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_where_to_look_when_the_cause_lies_elsewhere(tmp_path: Path) -> None:
     train = script(tmp_path, "raise SystemExit(1)\n")
     good, bad = script(tmp_path, "A=1\n", "good.env"), script(tmp_path, "A=2\n", "bad.env")
-    ended = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--", sys.executable, train)
+    ended = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--", PYTHON, train)
     assert ended.returncode == 1, ended.stderr
     said = " ".join(ended.stdout.split())
     assert "NOT AMONG THESE with the only variable as in the good run the check still fails: the cause lies elsewhere" in said
     assert "next  --over packages" in ended.stdout
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_number_of_steps_after_which_a_check_fails(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys\nopen(os.environ['TRUEUP_RUN'] + '/n', 'w').write(sys.argv[1])\n")
     judge = script(tmp_path, "import sys\nsys.exit(int(open(sys.argv[1] + '/n').read()) >= 38)\n", "judge.py")
-    check = f"{sys.executable} {judge} {{run}}"
-    ended = run(tmp_path, "--over", "steps", "--most", "100", "--check", check, "--", sys.executable, train, "{steps}")
+    check = f"{PYTHON} {judge} {{run}}"
+    ended = run(tmp_path, "--over", "steps", "--most", "100", "--check", check, "--", PYTHON, train, "{steps}")
     assert ended.returncode == 0, ended.stderr
     assert "FOUND  the check first fails with 38 steps (100 steps searched)" in ended.stdout
     assert re.search(r"^   1  100 steps +[\d.]+ s  bad$", ended.stdout, re.MULTILINE)
     runs = len(list((tmp_path / "trueup-bisect" / "runs").iterdir()))
-    again = run(tmp_path, "--over", "steps", "--most", "100", "--check", check, "--", sys.executable, train, "{steps}")
+    again = run(tmp_path, "--over", "steps", "--most", "100", "--check", check, "--", PYTHON, train, "{steps}")
     assert again.returncode == 0
     assert len(list((tmp_path / "trueup-bisect" / "runs").iterdir())) == runs  # all of it was known
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_commit_that_broke_it(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
@@ -187,14 +192,14 @@ def test_the_commit_that_broke_it(tmp_path: Path) -> None:
         script(tmp_path, f"import sys\nsys.exit({int(number >= 5)})\n# {number}\n")
         git("add", "train.py")
         git("commit", "--quiet", "-m", f"change {number}")
-    ended = run(tmp_path, "--over", "commits", "--good", "HEAD~7", "--", sys.executable, "train.py")
+    ended = run(tmp_path, "--over", "commits", "--good", "HEAD~7", "--", PYTHON, "train.py")
     assert ended.returncode == 0, ended.stderr
     assert found(tmp_path)["chosen"] == [git("rev-parse", "HEAD~2")]
     assert "change 5" in ended.stdout
     assert git("worktree", "list").count("\n") == 0  # nothing is left behind
-    sound = run(tmp_path, "--over", "commits", "--good", "HEAD~7", "--bad", "HEAD~4", "-o", "c", "--", sys.executable, "train.py")
+    sound = run(tmp_path, "--over", "commits", "--good", "HEAD~7", "--bad", "HEAD~4", "-o", "c", "--", PYTHON, "train.py")
     assert (sound.returncode, git("worktree", "list").count("\n")) == (1, 0), sound.stderr
-    wrong = run(tmp_path, "--over", "commits", "--good", "--upload-pack=x", "-o", "other", "--", sys.executable, "train.py")
+    wrong = run(tmp_path, "--over", "commits", "--good", "--upload-pack=x", "-o", "other", "--", PYTHON, "train.py")
     assert wrong.returncode == 64
     assert "Traceback" not in wrong.stderr
 
@@ -357,18 +362,20 @@ def test_what_a_check_s_exit_code_says(code: int, word: str, own: str, tmp_path:
         running._outcome(64, tmp_path / "check.txt", own=True)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_check_that_gives_no_answer_ends_the_search(tmp_path: Path) -> None:
     good = script(tmp_path, "A=1\n", "good.env")
     bad = script(tmp_path, "A=2\n", "bad.env")
     ended = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--check", "no-such-program", "--", "true")
     assert ended.returncode == 2
-    command = f"{sys.executable} -c 'import sys; sys.exit(126)'"
+    command = f"{PYTHON} -c 'import sys; sys.exit(126)'"
     other = run(tmp_path, "--over", "environment", "--good", good, "--bad", bad, "--check", command, "-o", "b", "--", "true")
     assert other.returncode == 2
     assert "ended with exit code 126, which is no answer" in other.stderr
     assert trueup.bisect is not None
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_search_that_is_stopped_in_a_run_ends_and_goes_on_later(tmp_path: Path) -> None:
     (tmp_path / "good.env").write_text("MY_RATE=1\n")
     command = ("--over", "environment", "--good", "good.env", "--bad", "bad.env", "--", "sh", "-c")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -157,29 +158,33 @@ class Feed(nn.Module):
         return y if self.left_out == "add" else x + y
 
 
-def fed(folder: Path, left_out: str, **options: Any) -> Path:
-    """Record two steps of four such halves, the third of which lacks something."""
-    torch.manual_seed(5)
-    model = nn.Sequential(*(Feed(left_out if k == 2 else "") for k in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    x = torch.randn(6, 10, 48)
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return what records a step of four such halves, the third of which lacks something, at some detail; each once."""
+    folder = tmp_path_factory.mktemp("fed")
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    @cache
+    def recorded(left_out: str, detail: str) -> Path:
+        torch.manual_seed(5)
+        model = nn.Sequential(*(Feed(left_out if k == 2 else "") for k in range(4)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+        x = torch.randn(6, 10, 48)
 
-    return record(folder, step, model, steps=2, **options)
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return record(folder / f"{left_out}-{detail}", step, model, detail=detail, level=["module", "api"])
+
+    return recorded
 
 
 @pytest.mark.parametrize("detail", ["stats", "tensor"])
 @pytest.mark.parametrize("left_out", ["norm", "gelu", "add"])
 @pytest.mark.parametrize("lacking", ["baseline", "candidate"])
-def test_a_call_that_one_side_lacks(lacking: str, left_out: str, detail: str, tmp_path: Path) -> None:
-    sides = [
-        fed(tmp_path / side, left_out if side == lacking else "", detail=detail, level=["module", "api"])
-        for side in ("baseline", "candidate")
-    ]
+def test_a_call_that_one_side_lacks(lacking: str, left_out: str, detail: str, fed: Callable[[str, str], Path]) -> None:
+    sides = [fed(left_out if side == lacking else "", detail) for side in ("baseline", "candidate")]
     first = named(trueup.compare(*sides))
     assert first.scope in ("2", f"2.{left_out}"), first.sentence
     assert (first.phase, first.step) == ("forward", 0)
