@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +119,11 @@ def test_lines_that_are_piped_in_run_up_to_exit(capsys: pytest.CaptureFixture[st
     assert complained == "trueup: Missing option '-g' / '--golden_dump_path'.\n  got:      vc -m npu\n  next:     vc -h\n"
 
 
-def test_it_is_where_the_tool_had_it() -> None:
+def test_it_is_where_the_tool_had_it(warm: str) -> None:
     root = Path(trueup.__file__).parents[2]
     compat = root / "compat-packages" / "src"
     paths = os.pathsep.join([str(compat / "trueup_compat" / "old_names"), str(compat), str(root / "src")])
-    command = [sys.executable, "-m", "ptdbg_ascend.parse"]
+    command = [warm, "-m", "ptdbg_ascend.parse"]
     environment = {**os.environ, "PYTHONPATH": paths}
     run = subprocess.run(command, input="pt -n npu/same.npy\n", capture_output=True, text=True, check=False, env=environment)
     assert (run.returncode, run.stderr) == (0, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from nursery import LIMIT
@@ -35,8 +34,8 @@ with trueup.capture(sys.argv[2], level="api"):
 """
 
 
-def test_threads_that_wait_for_python_run_before_a_group_is_destroyed(tmp_path: Path) -> None:
+def test_threads_that_wait_for_python_run_before_a_group_is_destroyed(tmp_path: Path, warm: str) -> None:
     """Its destructor holds the interpreter's lock, and waits for gloo's thread, which waits for the lock."""
-    command = [sys.executable, "-c", LEAVING, str(tmp_path / "store"), str(tmp_path / "capture")]
+    command = [warm, "-c", LEAVING, str(tmp_path / "store"), str(tmp_path / "capture")]
     made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT)
     assert made.stdout == "[True]\n", made.stderr

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,7 +26,7 @@ NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarn
 Run = subprocess.CompletedProcess[str]
 
 
-def trueup_(*arguments: str | Path, cwd: Path = ROOT) -> Run:
+def trueup_(python: str, *arguments: str | Path, cwd: Path = ROOT) -> Run:
     source = str(Path(trueup.__file__).parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     environment = {
@@ -37,7 +36,7 @@ def trueup_(*arguments: str | Path, cwd: Path = ROOT) -> Run:
         "PYTHONWARNINGS": NO_COMPILER,
         "COLUMNS": "200",
     }
-    command = [sys.executable, "-m", "trueup", *map(str, arguments)]
+    command = [python, "-m", "trueup", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
 
@@ -49,7 +48,7 @@ def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = lines_of(ROOT / "README.md")[1]
     for line in (*lines_of(ROOT / "README.md")[:2], broken.replace("runs/npu", "runs/healthy").partition(" --fault")[0]):
         command = [nursery.python if word == "python" else word for word in shlex.split(line)]
-        run = trueup_(*command, *(["--steps", "3"] if "healthy" in line else []), cwd=desk)
+        run = trueup_(nursery.python, *command, *(["--steps", "3"] if "healthy" in line else []), cwd=desk)
         assert run.returncode == 0, run.stderr
         assert len(re.findall(r"^step \d loss ", run.stdout, re.M)) == 3
         assert re.fullmatch(rf"trueup: captured [\d,]+ slots over 3 steps into {desk}/runs/\w+\n", run.stderr)
@@ -57,9 +56,9 @@ def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compared(runs: Path) -> tuple[Run, Path]:
+def compared(runs: Path, nursery: Nursery) -> tuple[Run, Path]:
     """Compare as the first line after the captures does, which is the same on all pages."""
-    return trueup_(*COMPARE.split(), cwd=runs.parent), runs.parent / "report"
+    return trueup_(nursery.python, *COMPARE.split(), cwd=runs.parent), runs.parent / "report"
 
 
 def test_the_broken_operator_is_named_first(compared: tuple[Run, Path]) -> None:
@@ -110,8 +109,8 @@ class References(HTMLParser):
         self.fetched += [v for n in names if (v := values.get(n)) and not v.startswith(("#", "data:"))]
 
 
-def test_a_healthy_accelerator_is_aligned(runs: Path) -> None:
-    run = trueup_("compare", runs / "cpu", runs / "healthy")
+def test_a_healthy_accelerator_is_aligned(runs: Path, nursery: Nursery) -> None:
+    run = trueup_(nursery.python, "compare", runs / "cpu", runs / "healthy")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("ALIGNED  ")
 

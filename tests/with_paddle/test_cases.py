@@ -13,12 +13,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import warm_python
 from end_to_end.executing import lines_of
+from launch.running import environment
 from nursery import nursery
 from test_documentation import ROOT as PROJECT
 from trueup.simdev.paddle import COMPILERS, ROOT, build, install
@@ -40,9 +43,9 @@ def python() -> Iterator[str]:
 
 def run(python: str, cases: Path, kind: str = "check", **variables: str) -> None:
     """Run the files of cases of a kind in a process of their own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "COLD": sys.executable, **variables}
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "COLD": sys.executable, **variables}
     command = [python, "-m", "pytest", *sorted(path.name for path in cases.glob(f"{kind}_*.py"))]  # with the pytest.ini beside them
-    ended = subprocess.run(command, env=environment, cwd=cases, capture_output=True, text=True)
+    ended = subprocess.run(command, env=told, cwd=cases, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
@@ -51,14 +54,33 @@ def test_cases(cases: Path, python: str) -> None:
     run(python, cases)
 
 
+SERVES = """
+import os, socket, sys
+import paddle, pytest, trueup.doors.cli.app, warm_python
+
+given = os.environ["PYTHONPATH"].split(os.pathsep)
+order = warm_python.serve(socket.socket(fileno=int(sys.argv[1])))
+warm_python.run(order, [path for path in sys.path if path and path not in given])
+"""
+"""A process that has found the second device, of which the others are forked: a nursery began without it."""
+
+
 def test_cases_on_a_second_device(tmp_path: Path) -> None:
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
     build(tmp_path, name="host", devices=2)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="warm-") as folder:
         patch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
         patch.setenv("FLAGS_use_stride_kernel", "0")  # strided copies need kernels of the device
-        run(sys.executable, CASES, "device")
+        python, listening = warm_python.write(Path(folder)), warm_python.listen(Path(folder))
+        command = [sys.executable, "-c", SERVES, str(listening.fileno())]
+        paths = os.pathsep.join([str(FOLDER.parent), environment()["PYTHONPATH"]])
+        with subprocess.Popen(command, pass_fds=[listening.fileno()], env=environment(PYTHONPATH=paths)) as server:
+            listening.close()
+            try:
+                run(str(python), CASES, "device")
+            finally:
+                server.kill()
 
 
 PROJECT_OF_A_USER = """
@@ -98,11 +120,11 @@ def test_commands_of_the_page_on_the_simulated_device(python: str, tmp_path: Pat
     (tmp_path / "tools/train.py").write_text(PROJECT_OF_A_USER)
     (tmp_path / "config.yaml").touch()
     (tmp_path / "pyproject.toml").write_text("[tool.trueup.capture]\nstop = true\n")  # when the last of its steps is recorded
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
 
     def said(line: str, python: str = python, **more: str) -> tuple[str, str]:
         command, path = [python, "-m", "trueup", *shlex.split(line)], f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
-        ended = subprocess.run(command, env=environment | {"PATH": path} | more, cwd=tmp_path, capture_output=True, text=True)
+        ended = subprocess.run(command, env=told | {"PATH": path} | more, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 0, f"{line}\n{ended.stdout[-1000:]}{ended.stderr[-2000:]}"
         return ended.stdout, ended.stderr
 
