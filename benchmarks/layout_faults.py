@@ -317,6 +317,17 @@ class Zero2LastOnly(healthy.Zero2):
         super().reduce()
 
 
+class Zero2LastAlone(healthy.Zero2):
+    def set_up(self) -> None:
+        super().set_up()
+        self.accumulated, self.wrapped = 2, self._cleared  # type: ignore[assignment]
+
+    def _cleared(self, words: Tensor) -> Tensor:
+        for parameter in self.held:
+            parameter.grad = None
+        return self.model(words)  # type: ignore[no-any-return]
+
+
 class Zero3Stale(healthy.Zero3):
     """One weight is gathered before the optimizer's step is done, and used in the next."""
 
@@ -375,6 +386,7 @@ FAULTS: dict[str, Fault] = {
     "not-broadcast": Fault(NotBroadcast, "dense", f"{MEGATRON}#656", (MUST,), True),
     "zero2-summed": Fault(Zero2Summed, "dense", "deepspeedai/DeepSpeed#1488", (TWICE,)),
     "zero2-halved": Fault(Zero2LastOnly, "dense", "huggingface/accelerate#3877", (HALF,)),
+    "zero2-last-only": Fault(Zero2LastAlone, "dense", "allenai/open-instruct#1498", ("micro-batch 2 of 2 alone",)),
     "zero3-stale": Fault(Zero3Stale, "dense", f"{MEGATRON}#656", ("layers.3.gated.down, forward, step 1",)),
 }  # fmt: skip
 

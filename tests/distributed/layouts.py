@@ -178,6 +178,7 @@ FAULTS = (
 
 FURTHER = (
     "pp-local", "cp", "zero1", "zero3", "ddp-accumulated", "zero2-summed", "own-places", "tied-not-reduced", "summed-narrowly",
+    "zero2-last-only",
 )  # fmt: skip
 PACKED = ("bias-each-rank", "column-not-reduced", "summed-again")
 """Layouts of `benchmarks/parallel_layouts.py` and faults of `benchmarks/layout_faults.py`, of two layers here."""

@@ -142,6 +142,13 @@ def test_gradients_that_adam_makes_the_same_of(runs: Path) -> None:
     assert "that the optimizer is given are off by exactly 2.000 = 2, the number of ranks: added up or multiplied" in culprit.cause
 
 
+def test_micro_batches_that_are_lost_before_a_flat_buffer(runs: Path) -> None:
+    """No call of the optimizer shows whose gradient it is given; the flat buffer, cut by weights, does."""
+    result = compare(runs / "two-layers", runs / "zero2-last-only")
+    assert result.verdict == "deviates"
+    assert "are those of micro-batch 2 of 2 alone: those of the others are lost" in result.culprits[0].cause, result.sentence
+
+
 @pytest.mark.parametrize(
     ("baseline", "fault", "cause"),
     [

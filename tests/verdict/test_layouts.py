@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.comparison.layout.calls import _closed, _looked_up
+from trueup.analysis.audit import check
+from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepared, _sending
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import Geometry, geometry_of
-from trueup.comparison.layout.inferring import Slot, Told, _through_views, way_along
+from trueup.comparison.layout.gradients import off
+from trueup.comparison.layout.inferring import Slot, Told, _of_pieces, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.losses import begun, how_of, reduced, weights
+from trueup.comparison.layout.order import made_by
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
+from trueup.comparison.layout.updates import updates_in
 from trueup.comparison.result.comparing import compare
 from trueup.comparison.result.layouts import _over_pieces, _summed_oddly, _times_as_much, joined
 from trueup.foundation.model import TrueupError
@@ -25,6 +31,7 @@ from trueup.foundation.store import open_capture
 
 from .captures import Recording
 
+CUT = Way("sharded", 0)
 TP = {"mesh": {"shape": [2], "dims": ["tp"]}, "placements": ["Shard(0)"], "global_shape": [4, 2]}
 
 
@@ -210,8 +217,12 @@ def test_a_number_counts_as_its_gradient_says() -> None:
     assert weights({0: 0.5, 1: 1.5}) == {0: 0.5, 1: 1.5}  # a rank with three times as many tokens
     assert (weights({0: 0.5, 1: 0.5}), weights({0: 0.5, 1: None}), weights({0: -1.0, 1: 1.0})) == ({}, {}, {})
     workers = _losses(0.0, 0.0).workers
-    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 50.0, {"ranks": "avg"}) == {"ranks": "sum"}  # losses not divided yet
-    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, None, {"ranks": "avg"}) == {"ranks": "avg"}
+    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 50.0, {"ranks": "avg"}) == (
+        {"ranks": "sum"},
+        True,
+    )  # losses not divided yet
+    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, None, {"ranks": "avg"}) == ({"ranks": "avg"}, True)
+    assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 12.0, {"ranks": "avg"}) == ({"ranks": "avg"}, False)
 
 
 def test_where_a_backward_begins() -> None:
@@ -275,6 +286,9 @@ def _parts(*arrays: np.ndarray) -> list[Piece]:
         ([[0, 1], [2, 3]], Way("sharded", order="interleaved", parts=(1, 1, 1)), None),
         ([[1, 2], [3, 4]], Way("partial"), [4, 6]),
         ([[1, 2], [3, 4]], Way("partial", reduce="avg"), [2, 3]),
+        ([[3, 1], [4, 0]], Way("partial", reduce="norm"), [5, 1]),
+        ([[3, 1], [4, 0]], Way("partial", reduce="max"), [4, 1]),
+        ([[3, 1], [4, 0]], Way("partial", reduce="product"), None),
         ([[1, 2], [1, 2]], Way("replicated"), [1, 2]),
         ([[1, 2], [3]], Way("partial"), None),
         ([[1, 2], [3]], Way("sharded", 1), None),
@@ -285,6 +299,37 @@ def test_pieces(parts: list[list[int]], way: Way, whole: list[int] | None) -> No
     assert (found is None) == (whole is None)
     if found is not None and found.load is not None:
         np.testing.assert_array_equal(found.load(), whole)
+
+
+@pytest.mark.parametrize(
+    "way", [Way("sharded", 0), Way("sharded", 1), Way("sharded", 1, "zigzag"), Way("sharded", 0, "zigzag"), Way("partial")]
+)
+def test_a_range_of_rows_of_what_is_put_together(way: Way) -> None:
+    arrays = [np.arange(24, dtype=np.float32).reshape(6, 4) + n for n in range(2)]
+    found = put_together(_parts(*arrays), way, 0.5)
+    assert found is not None
+    assert found.load is not None
+    for start, stop in ((0, 3), (4, 8), (5, found.shape[0]), (2, 2)):
+        np.testing.assert_array_equal(found.rows(start, stop), found.load()[start:stop])
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_pieces_are_held_against_a_whole_by_ranges_of_rows(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches, on two ranks each, which cut the second dimension of what a function is given: a few rows are in memory."""
+    monkeypatch.setattr("trueup.comparison.layout.inferring.AT_A_TIME", 1 << 12)
+    key, whole = ("forward", "api", "", "Cut.apply", 0), np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    batches = [np.roll(half, shift, axis=0) for half in np.split(whole, 2)]
+    held = dict(enumerate(_parts(*(piece for half in batches for piece in np.split(half, 2, axis=1)))))
+    told = Told(
+        0, {"tp": 2}, frozenset(), {}, undeclared, joined={(key, "input.0"): put_together(_parts(*np.split(whole, 2)), CUT)}
+    )
+    slot = Slot(key, "output.0", 0, 1, held, None, ("input.0",))
+    tracemalloc.start()
+    way = _of_pieces([[0, 1], [2, 3]], slot, held, told)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert way == (None if shift else Way("sharded", 1))
+    assert most < whole.nbytes / 4
 
 
 def test_a_sequence_of_odd_length_is_cut_into_unequal_pieces() -> None:
@@ -307,8 +352,11 @@ def test_a_sequence_of_odd_length_is_cut_into_unequal_pieces() -> None:
 def test_what_dtensor_says() -> None:
     told = ("Shard(1)", "StridedShard(0, 2)", "Replicate()", "Partial(sum)", "Partial(max)", "Odd(1)", 7)
     assert [way_in(text) for text in told] == [
-        Way("sharded", 1), Way("sharded", 0, "strided", 2), Way("replicated"), Way("partial"), None, None, None,
+        Way("sharded", 1), Way("sharded", 0, "strided", 2), Way("replicated"), Way("partial"), Way("partial", reduce="max"), None,
+        None,
     ]  # fmt: skip
+    norms = ("NormPartial(sum)", "NormPartial(sum, 2.0)", "NormPartial(sum, inf)", "NormPartial(sum, 1.5)")
+    assert [way.reduce for text in norms if (way := way_in(text)) is not None] == ["norm", "norm", "max", "1.5"]
 
 
 def test_declarations(tmp_path: Path) -> None:
@@ -400,6 +448,121 @@ def test_the_inside_of_what_autograd_does_not_see() -> None:
     rows += [row(6, "ring.Ring.apply", None, "backward"), row(7, "torch.mul", 6), row(8, "all_reduce", 6, "collective", "module")]
     rows += [row(9, "multi_head_attention_forward", 0), row(10, "linear", 9)]
     assert _closed(rows) == {1, 6}
+
+
+def test_tokens_that_travel_to_their_expert_are_only_moved() -> None:
+    def row(seq: int, op: str, parent: int | None, phase: str = "forward", dtype: str = "float32") -> dict[str, object]:
+        return {"seq": seq, "phase": phase, "op": op, "parent": parent, "scope": "mlp", "slot": "output.0", "dtype": dtype}
+
+    rows = [
+        row(1, "moe.Travel.apply", 0),
+        row(2, "all_to_all_single", 1, "collective"),
+        row(3, "all_to_all_single", 2, "collective"),
+    ]
+    assert _sending([*rows, row(4, "all_reduce", 0, "collective")], {1}) == {1: "mlp"}
+    moved = ("torch.Tensor.index_copy_", "float32"), ("torch.Tensor.cumsum", "int64"), ("torch.Tensor.__eq__", "bool")
+    computed = ("torch.softmax", "float32"), ("torch.Tensor.mul", "float32")
+    assert [_moves([row(5, op, 0, dtype=dtype)]) for op, dtype in (*moved, *computed)] == [True, True, True, False, False]
+
+
+def test_what_is_done_to_gradients_before_a_flat_buffer() -> None:
+    def row(seq: int, phase: str, scope: str = "", forward: int | None = None) -> dict[str, object]:
+        return {"seq": seq, "phase": phase, "level": "api", "scope": scope, "forward_seq": forward}
+
+    rows = [row(0, "forward", "up"), row(1, "forward"), row(2, "backward", "up", 0), row(3, "forward"), row(4, "forward", "up")]
+    assert _prepared([*rows, row(5, "optimizer"), row(6, "forward")]) == {3}
+    assert _prepared([row(0, "forward"), row(1, "optimizer")]) == set()
+    assert _prepared([row(3, "forward"), row(4, "backward", "", 3)]) == set()
+
+
+def test_calls_of_an_optimizer_after_those_that_clip() -> None:
+    ops = ("_foreach_norm", "clamp", "lerp_", "addcdiv_", "lerp_", "addcdiv_")
+    keys = [("optimizer", "api", "", op, ops[:n].count(op)) for n, op in enumerate(ops)]
+    calls: Any = SimpleNamespace(kept={key: SimpleNamespace(key=key) for key in keys})
+    assert [call.key[3] for call in updates_in(calls, 2)] == ["lerp_", "addcdiv_", "lerp_", "addcdiv_"]
+    assert updates_in(calls, 3) == []
+
+
+def test_experts_that_two_of_four_ranks_hold() -> None:
+    """Of four ranks 0 and 2 hold one expert, 1 and 3 another; what one of three ranks does besides, nobody knows."""
+
+    def key(scope: str) -> tuple[str, str, str, str, int]:
+        return "forward", "module", scope, "Expert", 0
+
+    def held(*scopes: str) -> Any:
+        return SimpleNamespace(kept={key(scope): SimpleNamespace(rows={"input.0": 0}) for scope in scopes})
+
+    ranks = Geometry(("ranks",), {rank: (rank,) for rank in range(4)})
+    standing: Any = SimpleNamespace(workers=ranks, ranks=ranks, passes=1, stages=frozenset())
+    makers, alone = made_by({rank: held("router", f"experts.{rank % 2}") for rank in range(4)}, standing, ())
+    assert (makers[key("experts.0")], makers[key("experts.1")], alone) == ([0, 2], [1, 3], 0)
+
+
+def _gathering(directory: Path, world: int, wrong: float = 1.0) -> Path:
+    """A module that gathers, by hand, pieces of what nobody knows how it lies, and makes of them what all ranks have."""
+    run, x = Recording(parts="stats digest tensor"), np.arange(6, dtype=np.float32).reshape(3, 2)
+    for rank in range(world):
+        made = x * np.float32(2 * wrong)
+        at = run.call("Attention", {"input.0": x}, [made], level="module", scope="attention", rank=rank)
+        inner = {"level": "api", "scope": "attention", "rank": rank, "parent": at}
+        mine = x if world == 1 else np.ascontiguousarray(np.roll(x, rank + 1, axis=1)[:1]) + rank
+        gathered = run.call("gather", [mine], [mine + 1], **inner)
+        run.call("gather", {"grad_output.0": mine}, {"grad_input.0": mine * 3}, phase="backward", forward=gathered, **inner)
+        run.call("add", [x], [x + 1], **inner)
+        run.call("Norm", {"input.0": made}, [made + 1], level="module", scope="norm", rank=rank)
+        if world > 1:
+            run.call("torch.distributed.all_gather", [mine], [], phase="collective", rank=rank, arguments={"ranks": "0-1"})
+    return run.write(directory, world_size=world)
+
+
+def test_how_a_module_computes_what_agrees_is_its_own_matter(tmp_path: Path) -> None:
+    whole = _gathering(tmp_path / "one", 1)
+    result = compare(whole, _gathering(tmp_path / "two", 2))
+    assert result.verdict != "deviates", result.sentence
+    assert result.counts["compared"] == 3, result.sentence
+    off = compare(whole, _gathering(tmp_path / "off", 2, 1.1))
+    assert (off.verdict, off.culprits[0].scope) == ("deviates", "attention")
+
+
+def test_gradients_of_some_weights_are_no_proof() -> None:
+    first, second, twice = _parts(*(np.arange(1, 5, dtype=np.float32) * factor for factor in (1, 3, 2)))
+    assert off({"a": first, "b": second}, {"a": first, "b": second}) == []
+    assert off({"a": first, "b": second}, {"a": first}) is None
+    found = off({"a": first, "b": second}, {"a": twice})
+    assert [(one.weights, round(one.ratio, 3)) for one in found or ()] == [(("a",), 2.0)]
+
+
+def _each_cuts_another(directory: Path, cut: str, wrong: float = 1.0) -> Path:
+    """Two ranks that cut one of two weights by hand, and have the other whole."""
+    run, x = Recording(parts="stats digest tensor"), np.arange(6, dtype=np.float32).reshape(3, 2)
+    weight = np.arange(8, dtype=np.float32).reshape(4, 2)
+    for rank in range(2):
+        for scope in ("up", "gate"):
+            held = np.split(weight, 2)[rank] if scope == cut else weight
+            made = (x @ held.T) * np.float32(wrong)
+            run.call("Linear", {"input.0": x, "param.weight": held}, [made], level="module", scope=scope, rank=rank)
+    return run.write(directory, world_size=2)
+
+
+def test_each_run_shows_how_the_other_is_cut(tmp_path: Path) -> None:
+    first = _each_cuts_another(tmp_path / "up", "up")
+    for baseline, candidate in ((first, "gate"), (_each_cuts_another(tmp_path / "gate", "gate"), "up")):
+        assert compare(baseline, _each_cuts_another(tmp_path / f"{baseline.name}-{candidate}", candidate)).verdict == "aligned"
+    assert compare(first, _each_cuts_another(tmp_path / "off", "gate", 1.1)).verdict == "deviates"
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [((1, 1), "deviates"), ((1, 2), "aligned")])
+def test_masks_of_what_is_partly_zero(tmp_path: Path, seeds: tuple[int, int], verdict: str) -> None:
+    """What an activation has set to zero on one rank was dropped by no mask."""
+    run = Recording(parts="stats digest tensor")
+    for rank, seed in enumerate(seeds):
+        x = np.maximum(np.random.default_rng(rank).normal(size=(32, 32)), 0).astype(np.float32)
+        mask = np.random.default_rng(seed + 7).random((32, 32)) > 0.3
+        run.call("Model", {"input.0": x}, [x + 1], level="module", rank=rank)
+        run.call("torch.nn.functional.dropout", [x], [x * mask], level="api", rank=rank)
+    ranks = check(run.write(tmp_path / "run", world_size=2), replicas=True).ranks
+    assert ranks is not None
+    assert ranks.verdict == verdict, ranks.sentence
 
 
 def test_places_that_views_alone_read_are_no_calls() -> None:

@@ -31,8 +31,12 @@ MACHINERY = ("fsdp.", "torch.distributed.", "c10d", "_c10d", "aten.")
 
 SCALING = frozenset({"div_", "mul_", "__itruediv__", "__imul__", "true_divide_", "divide_", "multiply_"})
 
-SORTING = frozenset({"argsort", "sort"})
-MOVING = SORTING | {"cat", "concat", "index_select", "gather", "take_along_dim", "bincount", "repeat_interleave"}
+SORTING = frozenset({"argsort", "sort", "nonzero"})
+MOVING = SORTING | {
+    "cat", "concat", "index_select", "gather", "take_along_dim", "bincount", "repeat_interleave", "index_copy", "index_add",
+    "scatter", "scatter_add", "index_put", "zeros", "zeros_like", "new_zeros",
+}  # fmt: skip
+"""Functions that sort rows (by expert, or those that a mask keeps), and those that move them then; in place with an underscore."""
 
 COPIES = frozenset({"clone", "contiguous"})
 """What DTensor does to gradients beside the backward of recorded calls."""
@@ -93,12 +97,13 @@ def class_of(op: str) -> str:
 
 def calls_of(
     table: pa.Table, classes: Mapping[str, str] | None = None, rename: Callable[[str], str] = str, partial: Collection[str] = (),
-    shares: Collection[int] = (),
+    shares: Collection[int] = (), *, stepped: bool = True,
 ) -> Calls:  # fmt: skip
     """Take the calls out of a table of records of one rank and step, sketches included. ``classes``: by scope, the modules' classes
     in the other run: a class that it has nowhere (``ColumnParallelLinear``) goes by that of its scope there. ``rename`` makes names
     of layers global; modules of ``partial`` hold other parts of the model in one of the runs, and are no calls; ``shares``: numbers
-    of parts into which the batch is cut: a loss may be divided by them, so that gradients can be added up."""
+    of parts into which the batch is cut: a loss may be divided by them, so that gradients can be added up. ``stepped``: whether the
+    optimizer's calls are compared, and what is done to gradients before it."""
     known = frozenset((classes or {}).values())
     backward = math.inf
     sketches = sketch_matrix(table["sketch"])
@@ -115,10 +120,9 @@ def calls_of(
 
     for n, row in enumerate(rows):
         calls.setdefault(row["seq"], []).append(n)
-    carried = _carried(rows)
-    carried |= _looked_up(rows, carried)
     sorting = {row["scope"] for row in rows if row["level"] == "api" and row["op"].rpartition(".")[2] in SORTING}
     closed = _closed(rows)
+    carried = _serving(rows, closed, sorting, stepped=stepped)
     for seq, held in calls.items():
         first = rows[held[0]]
         found.head[seq] = first["level"], first["scope"], first["op"]
@@ -132,7 +136,7 @@ def calls_of(
             seq in shared
             or _serves(first)
             or seq in carried
-            or _moves(first, sorting)
+            or (first["scope"] in sorting and _moves([rows[n] for n in held]))
             or first["forward_seq"] in shared
             or _copies(first, found)
             or (seq > backward and _averages([rows[n] for n in held]))
@@ -218,10 +222,33 @@ def _serves(row: Mapping[str, Any]) -> bool:
     return bool(row["op"].startswith(MACHINERY) and not row["op"].startswith(f"{MACHINERY[1]}optim")) or has(row["op"], "view")
 
 
-def _moves(row: Mapping[str, Any], sorting: Collection[str]) -> bool:
-    """Tell whether a call only moves rows in a module that sorts them (tokens by their expert): each layout has other places for
-    them, and what is computed from them shows whether they came to the right one."""
-    return row["scope"] in sorting and row["op"].rpartition(".")[2] in MOVING
+def _moves(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a call only moves rows in a module that sorts them (tokens by their expert), or computes their places: each
+    layout has other places for them, and what is computed from them shows whether they came to the right one."""
+    made = [str(row["dtype"]) for row in rows if row["slot"].startswith("output.")]
+    places = bool(made) and all(dtype.startswith(("int", "uint", "bool")) for dtype in made)
+    return places or rows[0]["op"].rpartition(".")[2].rstrip("_") in MOVING
+
+
+def _prepared(rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return what is done outside of any module between the last backward and the optimizer, and that no backward goes through:
+    gradients are cast, packed, scaled and cut. What the optimizer is given shows whether they are right."""
+    steps = [row["seq"] for row in rows if row["phase"] == "optimizer"]
+    end = min(steps, default=math.inf)
+    back = [row["seq"] for row in rows if row["phase"] == "backward" and row["seq"] < end]
+    begin, through = max(back, default=math.inf), {row["forward_seq"] for row in rows if row["phase"] == "backward"}
+    return {
+        row["seq"] for row in rows
+        if begin < row["seq"] < end and row["level"] == "api" and not row["scope"] and row["phase"] == "forward"
+    } - through  # fmt: skip
+
+
+def _serving(rows: Sequence[Mapping[str, Any]], closed: Collection[int], sorting: Collection[str], *, stepped: bool) -> set[int]:
+    """Return the calls that serve a layout, by what they read and who reads them."""
+    found = _carried(rows)
+    found |= _looked_up(rows, found)
+    found |= {seq for seq, scope in _sending(rows, closed).items() if scope in sorting}
+    return found if stepped else found | _prepared(rows)
 
 
 def _carried(rows: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -249,6 +276,19 @@ def _carried(rows: Sequence[Mapping[str, Any]]) -> set[int]:
         if read.get(seq) and read[seq] <= found:
             found.add(seq)
     return found | {seq for seq, forward in moves.items() if forward in found}
+
+
+def _sending(rows: Sequence[Mapping[str, Any]], closed: Collection[int]) -> dict[int, str]:
+    """Return the closed functions in which ranks communicate, each with the module that calls it: tokens travel to their expert."""
+    around = {row["seq"]: (row["parent"], row["scope"]) for row in rows}
+    found: dict[int, str] = {}
+    for row in rows:
+        at = row["parent"] if row["phase"] == "collective" else None
+        while at is not None and at in around and at not in closed:
+            at = around[at][0]
+        if at is not None and at in closed:
+            found[at] = around[at][1]
+    return found
 
 
 def _closed(rows: Sequence[Mapping[str, Any]]) -> set[int]:

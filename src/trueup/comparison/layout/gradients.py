@@ -17,7 +17,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Calls, Key
 from trueup.comparison.layout.pieces import Array, Piece
-from trueup.comparison.layout.updates import STEPPING, is_update, placed, shapes_of
+from trueup.comparison.layout.updates import STEPPING, UNNAMED, placed, shapes_of, updates_in
 
 FACTOR = 0.02
 """Relative error of a multiple: gradients of bfloat16 are sums of terms that are 0.4 % off."""
@@ -39,13 +39,17 @@ class Off:
 
 def read_by(calls: Calls, names: Sequence[str] | None) -> dict[str, int]:
     """Return the row of each weight's gradient, of a rank whose optimizer's calls each update one weight."""
-    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    updates = updates_in(calls, len(names or ()))
     whose = None if names is None else placed(calls, updates, names, None)
     if whose is None:
         return {}
     weights = {
         row["digest"] for row in calls.rows
         if row["phase"] == "forward" and row["level"] == "module" and row["slot"].startswith("param.")
+    }  # fmt: skip
+    written = {
+        (whose[call.key][0], calls.rows[at]["digest"]) for call in updates for name, at in call.rows.items()
+        if name == "input.0" and call.key[3].endswith("_")
     }  # fmt: skip
     own, first, shapes = {call.seq for call in updates}, min((row["seq"] for row in calls.rows), default=0), shapes_of(calls)
     found: dict[str, int] = {}
@@ -55,6 +59,7 @@ def read_by(calls: Calls, names: Sequence[str] | None) -> dict[str, int]:
             row = calls.rows[at]
             made = row["producer_seq"]  # of an earlier step: state
             state = row["digest"] in weights or (made is not None and (made in own or made < first))
+            state = state or (weight, row["digest"]) in written
             if name.startswith("input.") and not state and tuple(row["shape"] or ()) == shapes.get(weight):
                 found.setdefault(weight, at)
     return found
@@ -67,13 +72,14 @@ def given(slots: Mapping[tuple[Key, str], Piece], flat: frozenset[str], sizes: M
     buffers: dict[str, Piece] = {}
     for (key, name), piece in slots.items():
         if key[0] == "optimizer" and key[3].startswith(STEPPING) and name.startswith("input.") and name.endswith(".grad"):
-            (buffers if name in flat else found).setdefault(name[len("input.") : -len(".grad")], piece)
+            unnamed = name in flat or UNNAMED.fullmatch(name)  # flat buffers, or copies of weights in a wider dtype
+            (buffers if unnamed else found).setdefault(name[len("input.") : -len(".grad")], piece)
     return found | _cut(buffers, sizes) if buffers else found
 
 
 def _cut(buffers: Mapping[str, Piece], sizes: Mapping[str, int]) -> dict[str, Piece]:
     """Return pieces of flat buffers by weight; the buffers themselves where their lengths do not show whose they are."""
-    if len(buffers) == len(sizes) and all(len(one.shape) == 1 for one in buffers.values()):
+    if len(buffers) == len(sizes):
         lengths = [one.numel for one in buffers.values()]
         if all(length >= size for length, size in zip(lengths, sizes.values(), strict=True)):
             return {name: _part(one, 0, size) for (name, size), one in zip(sizes.items(), buffers.values(), strict=True)}
@@ -92,10 +98,13 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
     """Return where gradients are no roundings of the baseline's; None: they cannot be held against each other."""
     if not baseline or not candidate:
         return None
-    if baseline.keys() == candidate.keys() and all(side[name].load for side in (baseline, candidate) for name in side):
-        each = [(name, *between(baseline[name], candidate[name])) for name in baseline]
+    both = [name for name in baseline if name in candidate]
+    if both and all(side[name].load for side in (baseline, candidate) for name in both):
+        each = [(name, *between(baseline[name], candidate[name])) for name in both]
         wrong = [one for one in each if not one[2] <= OFF]
         same = {round(ratio, 1 if ratio > 1 else 3) for _, ratio, _ in wrong}
+        if not wrong and baseline.keys() != candidate.keys():
+            return None  # nothing says how the others lie
         if len(same) == 1 or not wrong:
             return [Off(tuple(name for name, _, _ in wrong), wrong[0][1], max(one[2] for one in wrong))] if wrong else []
         return [Off((name,), ratio, distance) for name, ratio, distance in wrong]

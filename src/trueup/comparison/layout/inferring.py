@@ -24,7 +24,7 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.losses import How
-from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, Array, Piece, Way, put_together
+from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, Piece, Way, put_together
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.frameworks.trees import path
@@ -35,6 +35,9 @@ CLOSE, NEAR = 1e-2, 0.2
 """Relative distance up to which ranks hold the same number, differently rounded or drifted; and up to which a sum of the ranks
 is the other run's whole: sketches estimate distances to 18 %."""
 
+
+AT_A_TIME = 1 << 20
+"""Elements of two tensors that are held against each other at a time: 8 MB of float64 each."""
 
 PACKS = (*((1,) * n for n in (2, 3, 4)), *((n, 1, 1) for n in (2, 3, 4, 5, 6, 7, 8, 12, 16)))
 """How large the weights are that one may pack, in proportion: gate and up; queries, keys and values, of which several queries
@@ -82,6 +85,7 @@ class Told:
     lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
     joined: Mapping[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step that are put together
     loss: Mapping[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
+    guessed: set[tuple[Key, str]] = field(default_factory=set)  # that were put together in one of several ways
     numbers: dict[tuple[Key, str], How] = field(default_factory=dict)  # by axis, the same of single numbers of each rank
 
 
@@ -208,7 +212,10 @@ def _of_sequence(
     fits = [n for n, (mine, its) in enumerate(shapes) if mine != its and mine * total == its * length]
     dim = next((n for n in at if n in fits and piece.shape[n] == length), fits[0] if fits else None)
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
-        dim = next((n for n in at if piece.shape[n] == length), None)
+        some = [n for n in at if piece.shape[n] == length]
+        if len(some) > 1:  # as many heads as places
+            told.guessed.add((slot.key, slot.name))
+        dim = some[0] if some else None
         dim = next((n for n, size in enumerate(piece.shape) if size and not size % length), None) if dim is None else dim
     if dim is None:
         return _unknown(axis, groups, slot, held, told) if varies else REPLICATED
@@ -351,14 +358,17 @@ def _batches(whole: Piece, count: int) -> list[Piece]:
     """Return the parts of a whole that ranks have which differ in their data."""
     if count == 1 or not whole.shape or whole.shape[0] % count:
         return [whole] * count
-    shape, load = (whole.shape[0] // count, *whole.shape[1:]), whole.load
-    if load is None:
-        return [Piece(whole.dtype, shape)] * count
-    return [Piece(whole.dtype, shape, load=partial(_part, load, count, n)) for n in range(count)]
+    each = whole.shape[0] // count
+    if whole.load is None:
+        return [Piece(whole.dtype, (each, *whole.shape[1:]))] * count
+    return [_batch(whole, n * each, (n + 1) * each) for n in range(count)]
 
 
-def _part(load: Callable[[], Array], count: int, number: int) -> Array:
-    return np.split(load(), count)[number]
+def _batch(whole: Piece, begin: int, end: int) -> Piece:
+    return Piece(
+        whole.dtype, (end - begin, *whole.shape[1:]), load=partial(whole.rows, begin, end),
+        part=lambda start, stop: whole.rows(begin + start, min(begin + stop, end)),
+    )  # fmt: skip
 
 
 def _close(made: Piece, whole: Piece) -> bool:
@@ -408,14 +418,29 @@ def _apart(pieces: Sequence[Piece]) -> float:
     return max((distance(piece, pieces[0]) for piece in pieces[1:]), default=0.0)
 
 
+def _norms(piece: Piece, whole: Piece) -> tuple[float, float]:
+    """Return the norm of the difference of two pieces, and that of the second, a range of rows at a time."""
+    length = piece.shape[0] if piece.shape else 1
+    step = max(1, AT_A_TIME * length // max(1, piece.numel))
+    squares = np.zeros(2)
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        mine, its = (
+            one.rows(start, stop) if one.shape else one.load() for one in (piece, whole) if one.load is not None
+        )  # fmt: skip
+        its = its.astype(np.float64).reshape(-1)
+        squares += np.square(mine.astype(np.float64).reshape(-1) - its).sum(), np.square(its).sum()
+    apart, norm = np.sqrt(squares).tolist()
+    return apart, norm
+
+
 def distance(piece: Piece, whole: Piece) -> float:
     """Estimate the relative distance of two pieces of one shape by their sketches; NaN where they have none."""
     if piece.shape != whole.shape:
         return math.nan
     if piece.load is not None and whole.load is not None:
-        mine, its = (one.load().astype(np.float64) for one in (piece, whole) if one.load is not None)
-        norm = float(np.linalg.norm(its))
-        return float(np.linalg.norm(mine.reshape(its.shape) - its)) / norm if norm else math.inf
+        apart, norm = _norms(piece, whole)
+        return apart / norm if norm else math.inf
     if piece.sketch is None or whole.sketch is None:
         return math.nan
     norm = float(np.linalg.norm(whole.sketch))

@@ -15,12 +15,13 @@ from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, i
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.gradients import given, read_by
 from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
+from trueup.comparison.layout.inner import Inner
 from trueup.comparison.layout.losses import how_of, weights
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.stated import flat_order, stated_in
-from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, updated_in
+from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, tied_in, updated_in
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
@@ -61,6 +62,8 @@ class Step:
     gradients: dict[str, Piece] = field(default_factory=dict)  # that optimizers read, by weight, where their calls are left out
     terms: dict[tuple[Key, str], Mapping[int, Piece]] = field(default_factory=dict)  # of gradients that micro-batches add up to
     read: dict[tuple[Key, str], tuple[Key, str]] = field(default_factory=dict)  # by what an optimizer reads, the gradient's maker
+    makers: dict[str, tuple[Key, str]] = field(default_factory=dict)  # by weight, the backward that makes its gradient
+    guessed: set[tuple[Key, str]] = field(default_factory=set)  # that were put together in one of several ways
 
 
 @dataclass
@@ -106,7 +109,8 @@ class _Joining:
         for rank in sorted(standing.ranks.coordinates):
             rows = capture.records(rank=rank, step=told.step, level=LEVELS)
             names = standing.renames.get(rank, ())
-            read = calls_of(rows, classes, functools.partial(renamed, renames=names) if names else str, partial, shares)
+            rename = functools.partial(renamed, renames=names) if names else str
+            read = calls_of(rows, classes, rename, partial, shares, stepped=order is not None)
             if order is None and len(standing.ranks.coordinates) == 1:
                 self._read = read, read_by(read, standing.weights.get(rank))
             if order is None or len(order):
@@ -129,7 +133,8 @@ class _Joining:
             for rank, held in sorted(capture.ranks.items(), reverse=True):  # stages hold other weights
                 names = standing.renames.get(rank, ())
                 told.stated |= {renamed(name, renames=names): way for name, way in stated_in(held).items()}
-        self._sizes = order_of(manifest, sizes)
+        self._sizes, tied = order_of(manifest, sizes), tied_in(manifest)
+        self._tied = {*tied, *tied.values()}
         if (flat := flat_order(capture.ranks)) and set(flat) == set(self._sizes):
             self._sizes = {name: self._sizes[name] for name in flat}
         self._makers, self._alone = made_by(self._calls, standing, {key for key, _ in told.other})
@@ -143,6 +148,7 @@ class _Joining:
         self._terms: dict[tuple[Key, str], Mapping[int, Piece]] = {}
         self._read_terms: dict[tuple[Key, str], tuple[Key, str]] = {}
         self._reduced: dict[tuple[str | None, ...], Made] = {}
+        self._gradient_makers: dict[str, tuple[Key, str]] = {}
         self._done: dict[Any, tuple[Piece, dict[str, Any]]] = {}
 
     def _take_gathered(self) -> None:
@@ -166,11 +172,12 @@ class _Joining:
         self._know_reduced(calls)
         # The gradients that an optimizer is given are recorded where several processes reduce them, and by nobody else.
         silent = {call.key for _, call in calls if call.key[0] == "optimizer" and call.key[3].startswith(STEPPING)}
-        rows: list[dict[str, Any]] = []
+        by_call: dict[Key, list[dict[str, Any]]] = {}
+        inner = Inner(self._calls, self._makers)
         slots: dict[tuple[Key, str], Piece] = {}
         self._told.joined = slots
         for first, call in calls:
-            makers = self._makers[call.key]
+            makers, rows, before = self._makers[call.key], by_call.setdefault(call.key, []), len(self._told.apart)
             for name in dict.fromkeys(name for worker in makers for name in self._calls[worker].kept[call.key].rows):
                 holders = [worker for worker in makers if name in self._calls[worker].kept[call.key].rows]
                 if holders != makers and call.key not in silent:
@@ -188,6 +195,8 @@ class _Joining:
                 sketch = {"sketch": None if piece is None else piece.sketch}
                 if call.key not in silent:
                     rows.append(row | self._named(first, call, name, row, silent, earlier) | sketch | told)
+            if inner.has(call, slots, self._told.apart[before:]):
+                inner.leave_out(call, slots)
         for worker in self._workers[:: self._standing.passes]:
             rank = worker // self._standing.passes
             for (seq, slot), made in self._calls[worker].made.items():
@@ -198,8 +207,8 @@ class _Joining:
             gradients |= {name: piece for name, at in held.items() if (piece := self._of_row(read, 0, at)) is not None}
         known = self._told
         return Step(
-            _records(rows), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated, gradients,
-            self._terms, self._read_terms,
+            _records(inner.without(by_call)), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated,
+            gradients, self._terms, self._read_terms, self._gradient_makers, known.guessed,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- names
@@ -265,6 +274,11 @@ class _Joining:
         }  # fmt: skip
         steps = [call for _, call in calls if call.key[0] == "optimizer" and call.key[1] == "api"]
         given = {name[6:-5]: self._digests(call.key, name) for call in steps for name in call.rows if name.endswith(".grad")}
+        for name, held in weights.items():
+            maker = None if name in self._tied else reads.get(held)
+            key = None if maker is None else self._calls[held[0]].keys.get(maker[1])
+            if maker is not None and key is not None:
+                self._gradient_makers[name] = key, maker[2]
         # Of a weight with two names two backward calls made the gradient.
         tied = {held[2] for name, held in weights.items() if name not in given}
         for name, digests in given.items():
@@ -318,7 +332,7 @@ class _Joining:
                     return None, _nothing()
             ways[axis] = way
             self._know_way(its, axis, way)
-            scale = self._scale(axis, way, its)
+            scale = self._scale(axis, way, its, max(map(len, groups)))
             whole = {group[0]: put_together([held[one] for one in group], way, scale) for group in groups}
             if any(piece is None for piece in whole.values()):
                 self._told.apart.append(Apart(MISFIT, call.key, name, self._told.step, number, axis, its.ranks(groups[0])))
@@ -353,7 +367,10 @@ class _Joining:
             return {worker: scaled(piece, counts[worker]) for worker, piece in held.items()}
         values = {worker: piece.numbers.mean for worker, piece in held.items() if piece.numbers is not None}
         known = None if whole is None or whole.numbers is None else whole.numbers.mean
-        told.numbers[its.key, its.name] = how_of(values, self._geometry, told.data, known, dict(told.loss))
+        usual = dict.fromkeys(told.data, SUM) if first.dtype.startswith(("int", "uint")) else dict(told.loss)  # what counts adds up
+        told.numbers[its.key, its.name], sure = how_of(values, self._geometry, told.data, known, usual)
+        if not sure or (known is None and len(values) > 1):
+            told.guessed.add((its.key, its.name))
         return held
 
     def _gradient(self, worker: int, its: Slot) -> float | None:
@@ -387,8 +404,7 @@ class _Joining:
             return
         for axis in self._told.data - {MICRO}:
             for group in self._geometry.along(axis):
-                loads = [slot.pieces[worker].load for worker in group if worker in slot.pieces]
-                masks = [load() == 0 for load in loads if load is not None]
+                masks = self._masks(slot, group)
                 if len(masks) < 2 or masks[0].size < ENOUGH or not RARE < masks[0].mean() < 1 - RARE:
                     continue
                 if all(mask.shape == masks[0].shape and np.array_equal(mask, masks[0]) for mask in masks):
@@ -396,16 +412,31 @@ class _Joining:
                     self._told.apart.append(told)
                     return
 
+    def _masks(self, slot: Slot, group: Sequence[int]) -> list[Array]:
+        """Return what each rank dropped of the elements that are zero on none before: those are of no mask."""
+        made = [slot.pieces[worker].load for worker in group if worker in slot.pieces]
+        rows = {worker: self._calls[worker].kept[slot.key].rows for worker in group if worker in slot.pieces}
+        before = [self._piece(worker, slot.key, "input.0") if "input.0" in held else None for worker, held in rows.items()]
+        given = [None if piece is None else piece.load for piece in before]
+        arrays = [(one(), other()) for one, other in zip(made, given, strict=True) if one is not None and other is not None]
+        if len({array.shape for pair in arrays for array in pair}) != 1:
+            return []
+        seen = np.logical_and.reduce([array != 0 for _, array in arrays])
+        return [array[seen] == 0 for array, _ in arrays]
+
     def _made(self, worker: int, row: dict[str, Any]) -> tuple[Key, str] | None:
         key = None if row["producer_seq"] is None else self._calls[worker].keys.get(row["producer_seq"])
         return None if key is None else (key, row["producer_slot"])
 
-    def _scale(self, axis: str, way: Way, slot: Slot) -> float:
-        """Return by what a gradient of a rank's own loss is multiplied: the loss of all ranks is their mean."""
+    def _scale(self, axis: str, way: Way, slot: Slot, ranks: int) -> float:
+        """Return by what a gradient of a rank's own loss is multiplied, which so many ranks along an axis hold: the loss of all is
+        their mean."""
         if slot.backward and axis in self._told.data and way.kind == "sharded" and self._averages(axis):
             return 1 / self._geometry.size(axis)
         if slot.backward and way.kind == "partial" and self._told.numbers.get(slot.forward or NO_SLOT, {}).get(axis) == SUM:
             return 1 / self._geometry.size(axis)
+        if slot.backward and axis in self._told.data and (way.kind, way.reduce) == ("partial", AVERAGE):
+            return ranks / self._geometry.size(axis)  # experts, which some ranks hold
         return 1.0
 
     def _averages(self, axis: str) -> bool:

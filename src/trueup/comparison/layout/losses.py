@@ -51,19 +51,22 @@ def begun(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 def reduced(sides: Sequence[Losses]) -> list[How]:
     """Return how the losses of each run make one, so that both come to the same; where nothing does, they are means."""
     options = [list(_ways(one.losses, one.workers, one.data)) for one in sides]
-    alike = [pair for pair in itertools.product(*options) if _near(pair[0][1], pair[1][1])] if len(options) == 2 else []
+    alike = [pair for pair in itertools.product(*options) if near(pair[0][1], pair[1][1])] if len(options) == 2 else []
     best = max(alike, key=lambda pair: sum(list(how.values()).count(AVERAGE) for how, _ in pair), default=())
     return [how for how, _ in best] or [{} for _ in sides]
 
 
-def how_of(values: Mapping[int, float], workers: Geometry, data: Collection[str], whole: float | None, usual: How) -> How:
+def how_of(
+    values: Mapping[int, float], workers: Geometry, data: Collection[str], whole: float | None, usual: How
+) -> tuple[How, bool]:
     """Return how a number of each worker makes the ``whole`` of the other run: as losses do (``usual``) if that leads there or the
-    other run has none, else as comes nearest."""
+    other run has none, else as comes nearest; and whether it leads there, as far as is known."""
     options = list(_ways(values, workers, data))
     expected = {axis: usual.get(axis, AVERAGE) for axis in data}
-    if whole is None or any(how == expected and _near(total, whole) for how, total in options):
-        return expected
-    return min(options, key=lambda one: (abs(one[1] - whole), one[0] != expected), default=(expected, 0.0))[0]
+    if whole is None or any(how == expected and near(total, whole) for how, total in options):
+        return expected, True
+    how, total = min(options, key=lambda one: (abs(one[1] - whole), one[0] != expected), default=(expected, whole))
+    return how, near(total, whole)
 
 
 def weights(gradients: Mapping[int, float | None]) -> dict[int, float]:
@@ -88,5 +91,6 @@ def _ways(values: Mapping[int, float], workers: Geometry, data: Collection[str])
         yield how, total / math.prod(workers.size(axis) for axis in how if how[axis] == AVERAGE)
 
 
-def _near(one: float, other: float) -> bool:
+def near(one: float, other: float) -> bool:
+    """Tell whether two numbers are the same but for rounding."""
     return abs(one - other) <= SAME * max(abs(one), abs(other))

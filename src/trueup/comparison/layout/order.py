@@ -27,7 +27,7 @@ def made_by(calls: Mapping[int, Calls], standing: Standing, other: Collection[Ke
     alone = 0
     kept: dict[Key, list[int]] = {}
     for key, workers in makers.items():
-        all_of_them = len(workers) == len(calls) or (key[0] == "optimizer" and _of_one_pass(workers, standing))
+        all_of_them = len(workers) == len(calls) or _of_one_pass(workers, standing)
         if all_of_them or (_is_grid(workers, standing) and (is_update(key) or _belongs(key, workers, standing, scopes, other))):
             kept[key] = workers
         else:  # what is given nothing makes constants, and shows in what reads them
@@ -40,10 +40,10 @@ def _of_one_pass(workers: Collection[int], standing: Standing) -> bool:
 
 
 def _is_grid(workers: Collection[int], standing: Standing) -> bool:
-    """Tell whether along each axis all ranks make a call, or one of each group."""
+    """Tell whether along each axis all ranks make a call, or as many of each group."""
     for axis in standing.workers.axes:
         sizes = {sum(one in workers for one in group) for group in standing.workers.along(axis)} - {0}
-        if sizes not in ({1}, {standing.workers.size(axis)}):
+        if len(sizes) != 1:
             return False
     return True
 
@@ -54,7 +54,7 @@ def _belongs(
     places = [standing.workers.coordinates[worker] for worker in workers]
     axes = standing.workers.axes
     alone = [axis for n, axis in enumerate(axes) if len({place[n] for place in places}) == 1 < standing.workers.size(axis)]
-    if all(axis in standing.stages for axis in alone) or key in other:
+    if (alone and all(axis in standing.stages for axis in alone)) or key in other:
         return True
     return bool(key[2]) and all(key[2] not in held for worker, held in scopes.items() if worker not in workers)
 

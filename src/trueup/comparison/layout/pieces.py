@@ -4,7 +4,7 @@ Along an axis a tensor is
 
     replicated   every rank holds the same numbers
     sharded      each rank holds a part of one dimension, in the order of the ranks or in another (`Way.order`)
-    partial      the tensor is the sum (mean, maximum) of what the ranks hold
+    partial      the tensor is the sum (mean, maximum, norm) of what the ranks hold
 
 so that a tensor on a mesh is as many of these as the mesh has dimensions (torch.distributed.tensor calls them placements). Bytes
 are joined exactly. Of statistics alone, what can be joined is: extremes, counts, sums and sums of squares of shards; the sketch,
@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Kind = Literal["replicated", "sharded", "partial"]
 
-SUM, AVERAGE = "sum", "avg"
+SUM, AVERAGE, NORM = "sum", "avg", "norm"
+
+FOLDED: dict[str, Callable[[Array], Array]] = {
+    SUM: lambda terms: terms.sum(axis=0), AVERAGE: lambda terms: terms.sum(axis=0), "max": lambda terms: terms.max(axis=0),
+    "min": lambda terms: terms.min(axis=0), NORM: lambda terms: np.sqrt(np.square(terms).sum(axis=0)),
+}  # fmt: skip
+"""What terms of all ranks make, by `Way.reduce`; a mean is scaled beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank, or several together, hold of a tensor. ``load`` reads the bytes, None where they were not kept."""
+    """What one rank, or several together, hold of a tensor. ``load`` reads the bytes, None where they were not kept; ``part`` makes
+    a range of rows of what is put together, None where `rows` takes it from all of them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,6 +81,7 @@ class Piece:
     sketch: Array | None = None
     load: Callable[[], Array] | None = None
     changed: bool = False  # whether it was put together, or scaled: digest and place of the bytes are no longer a row's
+    part: Callable[[int, int], Array] | None = None
 
     @property
     def numel(self) -> int:
@@ -84,6 +92,13 @@ class Piece:
     def measured(self) -> bool:
         """Whether anything is known of its numbers."""
         return self.digest is not None or self.numbers is not None
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return a range of the first dimension. What lies in a file is mapped, so that the rest of it takes no memory."""
+        if self.part is not None:
+            return self.part(start, stop)
+        assert self.load is not None
+        return self.load()[start:stop]
 
     def same(self, other: Piece) -> bool:
         """Tell whether two pieces hold the same numbers, as far as was recorded."""
@@ -98,7 +113,10 @@ def _same_sketches(first: Array | None, second: Array | None) -> bool:
     return first is second or (first is not None and second is not None and np.array_equal(first, second))
 
 
-_PLACEMENT = re.compile(r"(Shard|StridedShard|Replicate|Partial|MaskPartial)\(([^)]*)\)")
+_PLACEMENT = re.compile(r"(Shard|StridedShard|Replicate|Partial|MaskPartial|NormPartial)\(([^)]*)\)")
+
+_NORMS = {"2": NORM, "2.0": NORM, "inf": "max", "-inf": "min"}
+"""What norms of pieces make together, by their order."""
 
 
 def way_in(text: Any) -> Way | None:
@@ -112,9 +130,10 @@ def way_in(text: Any) -> Way | None:
         return REPLICATED
     if kind == "MaskPartial":
         return MASKED
+    if kind == "NormPartial":
+        return Way("partial", reduce=_NORMS.get(told[1], told[1]) if len(told) > 1 else NORM)
     if kind.endswith("Partial"):
-        reduce = told[0].lower() if told and not told[0].isdigit() else SUM
-        return Way("partial", reduce=reduce) if reduce in (SUM, AVERAGE) else None
+        return Way("partial", reduce=told[0].lower() if told and not told[0].isdigit() else SUM)
     numbers = [int(part) for part in told if part.isdigit()]
     if len(numbers) != len(told) or not numbers:
         return None
@@ -132,9 +151,9 @@ def put_together(pieces: Sequence[Piece], way: Way, scale: float = 1.0) -> Piece
     if any(piece.dtype != first.dtype or len(piece.shape) != len(first.shape) for piece in pieces):
         return None
     if way.kind == "partial":
-        if any(piece.shape != first.shape for piece in pieces):
+        if any(piece.shape != first.shape for piece in pieces) or way.reduce not in FOLDED:
             return None
-        return _added(pieces, scale / len(pieces) if way.reduce == AVERAGE else scale)
+        return _added(pieces, way.reduce, scale / len(pieces) if way.reduce == AVERAGE else scale)
     if way.dim >= len(first.shape):
         return None
     if any(piece.shape[way.dim] % sum(way.parts or (1,)) for piece in pieces):
@@ -159,8 +178,23 @@ def _joined(pieces: Sequence[Piece], way: Way, scale: float) -> Piece:
             whole = np.concatenate(in_order(arrays, way), axis=dim)
         return _times(whole, scale)
 
+    def part(start: int, stop: int) -> Array:
+        if dim:
+            return _times(np.concatenate(in_order([piece.rows(start, stop) for piece in pieces], way), axis=dim), scale)
+        ends = list(itertools.accumulate(piece.shape[0] for piece in pieces))
+        begins = [end - piece.shape[0] for piece, end in zip(pieces, ends, strict=True)]
+        held = [
+            piece.rows(max(start - begin, 0), min(stop, end) - begin)
+            for piece, begin, end in zip(pieces, begins, ends, strict=True) if start < end and stop > begin
+        ]  # fmt: skip
+        return _times(np.concatenate(held) if held else pieces[0].rows(0, 0), scale)
+
+    whole = None in loads
+    in_parts = not whole and way.outer == 1 and (dim > 0 or way.order not in ("zigzag", "interleaved"))
     numbers = _of_shards([(piece.numbers, piece.numel) for piece in pieces], scale)
-    return Piece(first.dtype, shape, None, numbers, None, load if None not in loads else None, changed=True)
+    return Piece(
+        first.dtype, shape, None, numbers, None, None if whole else load, changed=True, part=part if in_parts else None
+    )
 
 
 def in_order(arrays: Sequence[Array], way: Way) -> list[Array]:
@@ -195,23 +229,29 @@ def _of_shards(held: Sequence[tuple[Statistics | None, int]], scale: float) -> S
     )  # fmt: skip
 
 
-def _added(pieces: Sequence[Piece], scale: float) -> Piece:
+def _added(pieces: Sequence[Piece], reduce: str, scale: float) -> Piece:
     first = pieces[0]
     loads = [piece.load for piece in pieces]
-    sketches = [piece.sketch for piece in pieces]
+    sketches, fold = [piece.sketch if reduce in (SUM, AVERAGE) else None for piece in pieces], FOLDED[reduce]
 
     def load() -> Array:
         arrays = [one() for one in loads if one is not None]
-        return np.asarray(sum(_wide(array) for array in arrays) * scale).astype(arrays[0].dtype)
+        return np.asarray(fold(np.stack([_wide(array) for array in arrays])) * scale).astype(arrays[0].dtype)
+
+    def part(start: int, stop: int) -> Array:
+        arrays = [piece.rows(start, stop) for piece in pieces]
+        return np.asarray(fold(np.stack([_wide(array) for array in arrays])) * scale).astype(arrays[0].dtype)
 
     known = [piece.numbers for piece in pieces if piece.numbers is not None]
     numbers = None
     if len(known) == len(pieces) and not any(sum(one.counts[:3]) for one in known):
-        mean = sum(one.mean for one in known) * scale
         scalar = first.numel == 1
+        linear = scalar or reduce in (SUM, AVERAGE)
+        mean = float(fold(np.array([one.mean for one in known]))) * scale if linear else math.nan
         numbers = Statistics(*((mean, mean, mean, abs(mean)) if scalar else (math.nan, math.nan, mean, math.nan)), (0,) * 6)
     sketch = None if any(one is None for one in sketches) else np.asarray(sum(one for one in sketches if one is not None) * scale)
-    return Piece(first.dtype, first.shape, None, numbers, sketch, load if None not in loads else None, changed=True)
+    made = None if None in loads else load
+    return Piece(first.dtype, first.shape, None, numbers, sketch, made, changed=True, part=part if made and first.shape else None)
 
 
 def scaled(piece: Piece, scale: float) -> Piece:
@@ -222,8 +262,9 @@ def scaled(piece: Piece, scale: float) -> Piece:
         numbers = replace(held, low=held.low * scale, high=held.high * scale, mean=held.mean * scale, l2=held.l2 * scale)
     sketch = None if piece.sketch is None else piece.sketch * scale
     return Piece(
-        piece.dtype, piece.shape, None, numbers, sketch, None if load is None else lambda: _times(load(), scale), changed=True
-    )
+        piece.dtype, piece.shape, None, numbers, sketch, None if load is None else lambda: _times(load(), scale), changed=True,
+        part=lambda start, stop: _times(piece.rows(start, stop), scale),
+    )  # fmt: skip
 
 
 def _wide(array: Array) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,15 @@ def is_update(key: Key) -> bool:
     return key[:2] == ("optimizer", "api") and not key[3].startswith(STEPPING)
 
 
+def updates_in(calls: Calls, weights: int) -> list[Call]:
+    """Return the calls that an optimizer makes for its weights, in order: those after the last of which there is not one a weight,
+    which clips gradients."""
+    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    often = Counter(call.key[3] for call in updates)
+    alone = max((n for n, call in enumerate(updates) if often[call.key[3]] % max(1, weights)), default=-1)
+    return updates[alone + 1 :]
+
+
 def weights_of(calls: Calls, manifest: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...] | None:
     """Return the names of the weights that a rank's optimizer updates in a step, in order; None where its calls do not show it."""
     steps = [call for key, call in calls.kept.items() if key[0] == "optimizer" and key[3].startswith(STEPPING[0])]
@@ -37,15 +47,18 @@ def weights_of(calls: Calls, manifest: Mapping[str, Any], shapes: Mapping[str, t
         names = [name.removeprefix("input.").removesuffix(".grad") for name in told.rows if name.endswith(".grad")]
     else:
         names = [name for one in list_of(held_by(manifest), "optimizers") for group in names_held(one) for name in group]
-    updates = [call for key, call in calls.kept.items() if is_update(key)]
-    if not updates:
+    if not any(map(is_update, calls.kept)):
         return ()
-    if not names or any(name not in shapes for name in names) or placed(calls, updates, names, shapes) is None:
+    if not any(name in shapes for name in names):  # copies of the weights in a wider dtype
+        names = list(order_of(manifest, {name: math.prod(shape) for name, shape in shapes.items()}))
+    updates = updates_in(calls, len(names))
+    if not updates or any(name not in shapes for name in names) or placed(calls, updates, names, shapes) is None:
         return None
     return tuple(names)
 
 
-_FLAT = re.compile(r"(?:input|output)\.group\d+\.\d+(?:\.grad)?")
+UNNAMED = re.compile(r"(?:input|output)\.group\d+\.\d+(?:\.grad)?")
+"""Names of what an optimizer steps that is no weight of a module."""
 
 
 def flat_in(calls: Calls, ranks: int, manifest: Mapping[str, Any], other: Mapping[str, int]) -> frozenset[str]:
@@ -57,7 +70,7 @@ def flat_in(calls: Calls, ranks: int, manifest: Mapping[str, Any], other: Mappin
     held = {
         name: shape[0] * ranks
         for call in steps for name, at in call.rows.items()
-        if _FLAT.fullmatch(name) and len(shape := calls.rows[at]["shape"] or []) == 1
+        if UNNAMED.fullmatch(name) and len(shape := calls.rows[at]["shape"] or []) == 1
     }  # fmt: skip
     tied = tied_in(manifest)
     weights = {name: math.prod(shape) or other.get(name, 0) for name, shape in shapes_of(calls).items() if name not in tied}
@@ -79,7 +92,7 @@ def updated_in(calls: Calls, names: Sequence[str] | None, order: Mapping[str, in
     if order:
         numbers = {number: name for name, number in reversed(list(order.items()))}
         return {key: numbers[number] for key, (_, number) in calls.updates.items()}
-    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    updates = updates_in(calls, len(names or ()))
     whose = None if order is None or names is None else placed(calls, updates, names, None)
     return {} if whose is None else {key: name for key, (name, _) in whose.items()}
 
@@ -111,7 +124,7 @@ def tied_in(manifest: Mapping[str, Any]) -> dict[str, str]:
 def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int] | None) -> Calls:
     """Return the calls with those of the optimizer numbered by the weight that each updates; ``order``: the number of each weight,
     None: they are left out."""
-    updates = [call for key, call in calls.kept.items() if is_update(key)]
+    updates = updates_in(calls, len(names or ()))
     whose = None if order is None or names is None else placed(calls, updates, names, None)
     found = Calls({}, calls.rows, calls.sketches, {}, calls.outer, calls.made, calls.head)
     time, last = 0, -1
@@ -119,7 +132,7 @@ def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int
         new: Call | None = call
         if is_update(key):
             new = None
-            if whose is not None and order is not None and (name := whose[key][0]) in order:
+            if whose is not None and order is not None and key in whose and (name := whose[key][0]) in order:
                 new = replace(call, key=(*key[:4], order[name] * whose[key][1] + key[4] % whose[key][1]))
                 local = key[4] // whose[key][1]
                 time, last = time + (local < last), local

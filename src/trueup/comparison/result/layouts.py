@@ -17,9 +17,10 @@ from trueup.comparison.layout.geometry import by_groups, geometry_of
 from trueup.comparison.layout.gradients import Off, between, off
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, added, undeclared
-from trueup.comparison.layout.losses import reduced
+from trueup.comparison.layout.losses import near, reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
+from trueup.comparison.result.micro_batches import lost
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -66,7 +67,8 @@ def other_layouts(captures: tuple[Capture, Capture]) -> str:
 
 def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) -> tuple[Joined, Joined] | str:
     """Return both captures as one process would have recorded them, or why they cannot be joined. The one that is cut along fewer
-    axes of the model is joined first, for it tells most about the other; where both are, that of which more shows by itself."""
+    axes of the model is joined first, for it tells most about the other; where both are, that of which more shows by itself. Where
+    something of it does not, it is joined again, with what the other shows."""
     geometries = [geometry_of(capture) for capture in captures]
     for geometry in geometries:
         if geometry.problem:
@@ -81,8 +83,12 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
     cuts = [(len(one.sequence), len({*one.ranks.axes} - one.data - one.stages), len(one.workers.axes)) for one in standings]
     unknown = (0, 0) if 0 in (cuts[0][1], cuts[1][1]) else (_unknown_of(first), _unknown_of(second))
     if (unknown[0], cuts[0]) <= (unknown[1], cuts[1]):
-        return first, Joined(captures[1], standings[1], first, told, partial, updates, tied)
-    return Joined(captures[0], standings[0], second, told, partial, updates, tied), second
+        second = Joined(captures[1], standings[1], first, told, partial, updates, tied)
+        again = _unknown_of(first) > 0 or _disagree(first, second)
+        return (Joined(captures[0], standings[0], second, told, partial, updates, tied) if again else first), second
+    first = Joined(captures[0], standings[0], second, told, partial, updates, tied)
+    again = _unknown_of(second) > 0 or _disagree(second, first)
+    return first, (Joined(captures[1], standings[1], first, told, partial, updates, tied) if again else second)
 
 
 def _unknown_of(run: Joined) -> int:
@@ -90,9 +96,26 @@ def _unknown_of(run: Joined) -> int:
     return sum(one.kind == "unknown" for one in run.step(run.steps[0]).apart) if run.steps else 0
 
 
+def _disagree(first: Joined, second: Joined) -> bool:
+    """Tell whether a slot of the first step that was put together in one of several ways is of another shape in the other run, or
+    another number."""
+    if not first.steps or first.steps[0] not in second.steps:
+        return False
+    mine, its = first.step(first.steps[0]), second.step(first.steps[0])
+    pairs = [(mine.slots[at], its.slots[at]) for at in mine.guessed | its.guessed if at in mine.slots and at in its.slots]
+    return any(
+        one.shape != other.shape
+        or (one.numel == 1 and one.numbers and other.numbers and not near(one.numbers.mean, other.numbers.mean))
+        for one, other in pairs
+    )
+
+
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:
     """Return the result of comparing two joined captures with what their ranks did not agree on: that comes before what follows
     from it. What shows in the baseline is no fault of the candidate, and keeps two runs from being aligned."""
+    unplaced = bool(result.culprits) and all(_is_unplaced(one, sides) for one in result.culprits)
+    if unplaced:
+        result = dataclasses.replace(result, verdict="inconclusive", culprits=[])
     sure = result.verdict == "deviates" and not (result.culprits and all(map(_doubtful, result.culprits)))
     found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=sure)]
     if found and found[0].phase == "optimizer" and (earlier := _not_passed_on(found[0].step, sides)) is not None:
@@ -117,9 +140,11 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
         found, doubt = _of_gradients(sides)
         culprits = found
     elif not found and not culprits and result.verdict == "inconclusive" and (
-        one := _summed_oddly(result, sides[1]) or _times_as_much(sides)
+        one := _summed_oddly(result, sides[1]) or _times_as_much(sides) or _given_otherwise(sides)
     ) is not None:
         found = culprits = [one]
+    if unplaced and not found:
+        doubt = said.LIES_UNKNOWN
     if doubt:
         verdict = "inconclusive"
     elif found:
@@ -128,7 +153,7 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
         verdict, doubt = "inconclusive", said.BY_STATISTICS.format(culprits[0].name)
     elif verdict == "aligned" and (of_baseline or alone):
         verdict = "inconclusive"
-    changed = result.verdict != verdict or [one.cause for one in culprits] != [one.cause for one in result.culprits]
+    changed = unplaced or result.verdict != verdict or [one.cause for one in culprits] != [one.cause for one in result.culprits]
     if not changed:
         lines = result.sentence.split("\n")
         lines[1:1] = [" " * len(HEADS[verdict]) + f"note: {note}" for note in (notes[0], *doubts)]
@@ -234,6 +259,14 @@ def _doubtful(finding: Finding) -> bool:
     """Tell whether what a culprit was given was compared by statistics alone, so that nobody knows whether it agrees."""
     given = [slot for slot in finding.slots if slot.slot.startswith(("input.", "param.", "grad_output."))]
     return finding.kind == "operator" and any(slot.method == "statistics" for slot in given)
+
+
+def _is_unplaced(finding: Finding, sides: tuple[Joined, Joined]) -> bool:
+    """Tell whether a culprit is only given something else of which nobody knows how it lies, so that shapes of pieces differ."""
+    key = finding.phase, finding.level, finding.scope, finding.op, finding.ordinal
+    slots = {slot.slot for slot in finding.slots}
+    unknown = [one for side in sides for one in side.apart if one.kind == "unknown" and one.step == finding.step]
+    return finding.kind == "input" and any(one.key == key and one.slot in slots for one in unknown)
 
 
 def _scaled(finding: Finding, run: Joined) -> Finding:
@@ -383,12 +416,37 @@ def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
         wrong = off(sides[0].gradients[step], sides[1].gradients[step])
         if wrong is None:
             return [], said.GRADIENTS_UNKNOWN
+        if wrong and (lost := _lost_in(step, sides)) is not None:
+            return [lost], ""
         if wrong and all(math.isfinite(one.ratio) for one in wrong):
             return [_of_factor(wrong[0], step, sides[1])], ""
         if wrong:
             names = [name for one in wrong for name in one.weights]
             return [], said.gradients_differ(names, max(one.distance for one in wrong))
     return [], ""
+
+
+def _lost_in(step: int, sides: tuple[Joined, Joined]) -> Finding | None:
+    """Return the finding of a step whose optimizer is given one micro-batch's gradients alone, in the candidate and not in the
+    baseline."""
+    told = lost(sides[1], step)
+    if not told or lost(sides[0], step):
+        return None
+    return _of_factor(Off((), math.nan, math.nan), step, sides[1], cause=told)
+
+
+def _given_otherwise(sides: tuple[Joined, Joined]) -> Finding | None:
+    """Return what is wrong with the gradients that optimizers are given first whose own calls were not compared, if it is no
+    rounding whatever could not be told besides: one micro-batch's alone, or as many times the baseline's as there are ranks."""
+    step = sides[0].steps[0]
+    if not sides[1].left_out or not sides[0].gradients.keys() & sides[1].gradients.keys() & {step}:
+        return None
+    if (found := _lost_in(step, sides)) is not None:
+        return found
+    wrong, workers = off(sides[0].gradients[step], sides[1].gradients[step]), sides[1].workers
+    if not wrong or len(wrong) > 1 or not any(_is_multiple(wrong[0].ratio, workers.size(axis)) for axis in workers.axes):
+        return None
+    return _of_factor(wrong[0], step, sides[1])
 
 
 def _times_as_much(sides: tuple[Joined, Joined]) -> Finding | None:
@@ -412,14 +470,18 @@ def _times_as_much(sides: tuple[Joined, Joined]) -> Finding | None:
     return _of_factor(Off(tuple(wrong), ratio, max(apart for _, apart, _ in wrong.values())), step, sides[1], at)
 
 
-def _of_factor(wrong: Off, step: int, run: Joined, at: tuple[Key, str] | None = None) -> Finding:
-    """Return the finding of gradients that are a multiple of the baseline's; ``at``: the first call that reads one."""
-    key, slot = at or next(one for one in run.step(step).slots if one[0][0] == "optimizer" and one[1].endswith(".grad"))
+def _of_factor(wrong: Off, step: int, run: Joined, at: tuple[Key, str] | None = None, cause: str = "") -> Finding:
+    """Return the finding of gradients that are a multiple of the baseline's, or wrong by another ``cause``; ``at``: the first call
+    that reads one."""
+    read = (one for one in run.step(step).slots if one[0][0] == "optimizer" and one[1].endswith(".grad"))
+    key, slot = at or next(read, None) or next(one for one in reversed(run.step(step).slots) if one[0][0] == "backward")
     rows = run.step(step).records.select(["seq"]).to_pylist()
     sizes = {run.workers.size(axis): axis for axis in run.workers.axes}
     found = [said.multiple(wrong.ratio, n, _ranks_along(axis)) for n, axis in sizes.items() if _is_multiple(wrong.ratio, n)]
     one = Apart("factor", key, slot, step, max((row["seq"] for row in rows), default=0), "", (0,), wrong.distance)
-    return dataclasses.replace(finding_of([one], run), cause=said.gradients_off(wrong.weights, wrong.ratio, "".join(found[:1])))
+    return dataclasses.replace(
+        finding_of([one], run), cause=cause or said.gradients_off(wrong.weights, wrong.ratio, "".join(found[:1]))
+    )
 
 
 def _not_passed_on(step: int, sides: tuple[Joined, Joined]) -> Finding | None:
@@ -517,7 +579,8 @@ def _unsummed(finding: Finding, run: Joined) -> str | None:
         if key[0] == "backward" and key[2] == finding.scope and key[3] in finding.op and name.startswith("grad_output."):
             for axis, way in ways.items():
                 made = held.ways.get((key, name.replace("output", "input", 1)), {}).get(axis)
-                if way.kind == "partial" and axis not in (*run.data, MICRO) and wrong and (made is None or made.kind != "partial"):
+                summed = axis in run.standing.sequence or axis not in (*run.data, MICRO)
+                if way.kind == "partial" and summed and wrong and (made is None or made.kind != "partial"):
                     return said.unsummed(key[3], finding.scope or key[3], run.geometry.size(axis))
     return None
 

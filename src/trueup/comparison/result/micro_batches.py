@@ -45,8 +45,8 @@ def with_lost(result: Result, captures: tuple[Capture, Capture], passes: Mapping
     first = result.culprits[0] if result.culprits else None
     if first is None or (passes.get(first.step, 0) < 2 and not isinstance(captures[1], Joined)):
         return result
-    told = _lost(captures[1], first.step)
-    if not told or _lost(captures[0], first.step):
+    told = lost(captures[1], first.step)
+    if not told or lost(captures[0], first.step):
         return result
     before = first.cause
     cause = told if first.phase == "optimizer" or before in ("", shown) else f"{before}; {told}"
@@ -58,7 +58,7 @@ def with_lost(result: Result, captures: tuple[Capture, Capture], passes: Mapping
     return dataclasses.replace(result, culprits=culprits, sentence="\n".join(lines))
 
 
-def _lost(capture: Capture, step: int) -> str:
+def lost(capture: Capture, step: int) -> str:
     """Say of a run that its optimizer is given the gradients of one micro-batch alone in a step; empty where it is not."""
     run = capture if isinstance(capture, Joined) else Joined(capture, standing_of(capture, geometry_of(capture)))
     if MICRO not in run.workers.axes or (0, step) not in run.sizes:
@@ -70,6 +70,13 @@ def _lost(capture: Capture, step: int) -> str:
         alone = None if piece is None else _alone(piece, _by_micro_batch(run, held.ways[made], held.terms[made]))
         if alone is not None:
             found[made] = alone, held.updated.get(at[0]) or f"{made[0][2] or made[0][3]} ({made[1].removeprefix('grad_')})"
+    for weight, piece in held.gradients.items():
+        maker = held.makers.get(weight)
+        if maker is None or maker not in held.terms or maker in found:
+            continue
+        alone = _alone(piece, _by_micro_batch(run, held.ways[maker], held.terms[maker]))
+        if alone is not None:
+            found[maker] = alone, weight
     which = {alone for alone, _ in found.values()}
     if len(which) != 1 or -1 in which:
         return ""
@@ -94,7 +101,7 @@ def _by_micro_batch(run: Joined, ways: Ways, pieces: Mapping[int, Piece]) -> lis
 def _alone(read: Piece, terms: Sequence[Piece]) -> int | None:
     """Return the one term, counted from 0, of which a gradient is a multiple, where the others are no part of it and not small;
     -1 of no term; None where nobody knows. Sketches are linear, so those of multiples are multiples."""
-    known = [_vector(one) for one in (read, *terms)]
+    known = [_vector(one, whole=read.sketch is None) for one in (read, *terms)]
     vectors = [one for one in known if one is not None]
     if read.numel < FEWEST or len(vectors) < len(known) or len(known) < 3:
         return None
@@ -107,7 +114,8 @@ def _alone(read: Piece, terms: Sequence[Piece]) -> int | None:
     return found[0] if max(norms) > LEAST * own else None
 
 
-def _vector(piece: Piece) -> Array | None:
-    if piece.sketch is not None:
+def _vector(piece: Piece, *, whole: bool) -> Array | None:
+    """Return a piece's sketch, or all of its elements where what was read has none (a part of a flat buffer)."""
+    if piece.sketch is not None and not whole:
         return piece.sketch
     return None if piece.load is None else elements(piece.load)

@@ -17,6 +17,7 @@ BY_STATISTICS = (
 SOME_RANKS = "{} made by some ranks alone were not compared"
 BASELINE = "in the baseline, too: {}"
 
+LIES_UNKNOWN = "because nothing says how weights lie that ranks of both runs hold pieces of"
 GRADIENTS_UNKNOWN = (
     "because the gradients that the optimizer is given could not be held against each other, and its own calls do not show which "
     "weight each is for: record both runs with --detail tensor"

@@ -168,7 +168,7 @@ def part_of(tensor: torch.Tensor) -> str | None:
 def _placement(placement: Any) -> str:
     """Write a placement as PyTorch's own constructor: ``Shard(0)``, ``Replicate()``, ``Partial(sum)``."""
     kind = type(placement).__name__.lstrip("_")
-    what = [getattr(placement, name) for name in ("dim", "split_factor", "reduce_op") if hasattr(placement, name)]
+    what = [getattr(placement, name) for name in ("dim", "split_factor", "reduce_op", "norm_type") if hasattr(placement, name)]
     return f"{kind}({', '.join(map(str, what))})"
 
 
