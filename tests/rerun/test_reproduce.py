@@ -166,6 +166,7 @@ def test_pytest_runs_it_on_any_two_devices(calls: RecordedCalls, tmp_path: Path,
     assert "with `--device npu` it fails" in page
     assert "checked: the test fails with --device npu and passes with --device cpu" in page
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(found.test)]
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     without = subprocess.run([*command, "--device", "xyz"], capture_output=True, text=True, check=False)
     assert without.returncode == 1
 

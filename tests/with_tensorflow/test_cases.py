@@ -44,8 +44,9 @@ def test_cases(cases: Path, python: str) -> None:
     """Sessions come last: eager execution is off from then on, for good."""
     names = sorted((path.name for path in cases.glob("check_*.py")), key=lambda name: (name.startswith("check_sessions"), name))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment |= {"COLD": sys.executable, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no case needs a plugin; they take a second
     command = [python, "-m", "pytest", *names]  # with the pytest.ini beside them
-    run = subprocess.run(command, env=environment | {"COLD": sys.executable}, cwd=cases, capture_output=True, text=True)
+    run = subprocess.run(command, env=environment, cwd=cases, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
 
 
