@@ -18,7 +18,7 @@ from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepare
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import Geometry, geometry_of
 from trueup.comparison.layout.gradients import off
-from trueup.comparison.layout.inferring import Slot, Told, _of_pieces, _through_views, way_along
+from trueup.comparison.layout.inferring import Apart, Slot, Told, _of_pieces, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.losses import begun, how_of, reduced, weights
 from trueup.comparison.layout.order import made_by
@@ -26,6 +26,7 @@ from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.layout.updates import updates_in
 from trueup.comparison.result.comparing import compare
 from trueup.comparison.result.layouts import _over_pieces, _summed_oddly, _times_as_much, joined
+from trueup.comparison.result.of_pieces import counts_piece, is_unplaced
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
 
@@ -522,6 +523,29 @@ def test_how_a_module_computes_what_agrees_is_its_own_matter(tmp_path: Path) -> 
     assert result.counts["compared"] == 3, result.sentence
     off = compare(whole, _gathering(tmp_path / "off", 2, 1.1))
     assert (off.verdict, off.culprits[0].scope) == ("deviates", "attention")
+
+
+@pytest.mark.parametrize(
+    ("kind", "slot", "axis", "counts"),
+    [("argument", "output.0", "cp", True), ("argument", "output.0", "tp", False), ("argument", "input.0", "cp", False)],
+)
+def test_a_count_of_places_is_as_long_as_a_piece(kind: str, slot: str, axis: str, counts: bool) -> None:
+    key = ("forward", "api", "", "torch.arange", 0)
+    fields = dict(zip(("phase", "level", "scope", "op", "ordinal"), key, strict=True))
+    found: Any = SimpleNamespace(kind=kind, step=0, slots=[SimpleNamespace(slot=slot)], **fields)
+    step = SimpleNamespace(ways={(key, "output.0"): {axis: CUT}})
+    run: Any = SimpleNamespace(step=lambda _: step, standing=SimpleNamespace(sequence={"cp": ()}))
+    assert counts_piece(found, run) == counts
+
+
+@pytest.mark.parametrize(("kind", "slot", "unplaced"), [("unknown", "param.weight", True), ("replicas", "param.weight", False),
+                                                        ("unknown", "output.0", False)])  # fmt: skip
+def test_shapes_of_pieces_that_nobody_can_place(kind: str, slot: str, unplaced: bool) -> None:
+    key = ("forward", "module", "up", "Linear", 0)
+    fields = dict(zip(("phase", "level", "scope", "op", "ordinal"), key, strict=True))
+    found: Any = SimpleNamespace(kind="input", step=0, slots=[SimpleNamespace(slot="param.weight")], **fields)
+    side: Any = SimpleNamespace(apart=[Apart(kind, key, slot, 0, 1, "tp", (0, 1))])
+    assert is_unplaced(found, (side, SimpleNamespace(apart=[]))) == unplaced  # type: ignore[arg-type]
 
 
 def test_gradients_of_some_weights_are_no_proof() -> None:

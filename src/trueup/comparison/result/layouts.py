@@ -21,6 +21,7 @@ from trueup.comparison.layout.losses import near, reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.micro_batches import lost
+from trueup.comparison.result.of_pieces import counts_piece, is_unplaced
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
@@ -113,9 +114,12 @@ def _disagree(first: Joined, second: Joined) -> bool:
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:
     """Return the result of comparing two joined captures with what their ranks did not agree on: that comes before what follows
     from it. What shows in the baseline is no fault of the candidate, and keeps two runs from being aligned."""
-    unplaced = bool(result.culprits) and all(_is_unplaced(one, sides) for one in result.culprits)
+    unplaced = bool(result.culprits) and all(is_unplaced(one, sides) for one in result.culprits)
     if unplaced:
         result = dataclasses.replace(result, verdict="inconclusive", culprits=[])
+    counting = [one for one in result.culprits if counts_piece(one, sides[1])]
+    if counting and len(counting) < len(result.culprits):  # what reads places shows whether they are right
+        result = dataclasses.replace(result, culprits=[one for one in result.culprits if one not in counting])
     sure = result.verdict == "deviates" and not (result.culprits and all(map(_doubtful, result.culprits)))
     found = [finding_of(first, sides[1]) for first in _firsts(sides[1].apart, wrong=sure)]
     if found and found[0].phase == "optimizer" and (earlier := _not_passed_on(found[0].step, sides)) is not None:
@@ -153,7 +157,8 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
         verdict, doubt = "inconclusive", said.BY_STATISTICS.format(culprits[0].name)
     elif verdict == "aligned" and (of_baseline or alone):
         verdict = "inconclusive"
-    changed = unplaced or result.verdict != verdict or [one.cause for one in culprits] != [one.cause for one in result.culprits]
+    causes = [[one.cause for one in some] for some in (culprits, result.culprits)]
+    changed = unplaced or counting or result.verdict != verdict or causes[0] != causes[1]
     if not changed:
         lines = result.sentence.split("\n")
         lines[1:1] = [" " * len(HEADS[verdict]) + f"note: {note}" for note in (notes[0], *doubts)]
@@ -259,14 +264,6 @@ def _doubtful(finding: Finding) -> bool:
     """Tell whether what a culprit was given was compared by statistics alone, so that nobody knows whether it agrees."""
     given = [slot for slot in finding.slots if slot.slot.startswith(("input.", "param.", "grad_output."))]
     return finding.kind == "operator" and any(slot.method == "statistics" for slot in given)
-
-
-def _is_unplaced(finding: Finding, sides: tuple[Joined, Joined]) -> bool:
-    """Tell whether a culprit is only given something else of which nobody knows how it lies, so that shapes of pieces differ."""
-    key = finding.phase, finding.level, finding.scope, finding.op, finding.ordinal
-    slots = {slot.slot for slot in finding.slots}
-    unknown = [one for side in sides for one in side.apart if one.kind == "unknown" and one.step == finding.step]
-    return finding.kind == "input" and any(one.key == key and one.slot in slots for one in unknown)
 
 
 def _scaled(finding: Finding, run: Joined) -> Finding:
