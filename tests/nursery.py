@@ -39,8 +39,10 @@ LIMIT = 400.0
 """Seconds after which a job is killed and the test fails: no fault may hang the training."""
 READY = (
     "faults.jobs", "pyarrow.compute", "pyarrow.parquet", "transformers.models.gpt2.modeling_gpt2", "trueup.analysis.bisection",
-    "trueup.doors.cli.app", "trueup.doors.comparing", "trueup.doors.training", "trueup.foundation.store.writer",
-    "trueup.recording.adapters.torch.armed", "trueup.recording.adapters.torch.session", "trueup.recording.recorder.columns",
+    "trueup.doors.cli.app", "trueup.doors.cli.running", "trueup.doors.comparing", "trueup.doors.report.document",
+    "trueup.doors.report.progress", "trueup.doors.report.terminal", "trueup.doors.training", "trueup.foundation.store.writer",
+    "trueup.recording.adapters.torch.armed", "trueup.recording.adapters.torch.ruled", "trueup.recording.adapters.torch.session",
+    "trueup.recording.execution.shadow", "trueup.recording.recorder.columns",
 )  # fmt: skip
 """What most children use; each would import it anew, half a second long."""
 HUNG = -99
