@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueup
-from trueup.analysis.invariants.learning import check, learn
+from trueup.analysis.invariants.relations import check, learn
 from trueup.foundation.model import TrueupError
 
 STEPS = 5

@@ -16,7 +16,7 @@ from trueup import simdev
 from trueup.foundation import kernels
 from trueup.foundation.kernels import sketch
 from trueup.foundation.model import NUMBERS, PACKED
-from trueup.recording.adapters.torch import buffers, device_statistics, transforms
+from trueup.recording.adapters.torch import buffers, device_statistics, modes
 from trueup.recording.adapters.torch.buffers import to_numpy
 from trueup.recording.adapters.torch.device_row import WIDTH, reals
 from trueup.recording.recorder import Statistics
@@ -127,7 +127,7 @@ def test_inside_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured_inside(v: torch.Tensor) -> torch.Tensor:
         found.append(buffers.measure(x, "stats"))
-        found.append(buffers.measure(transforms.below(v), "stats"))
+        found.append(buffers.measure(modes.below(v), "stats"))
         return v.exp().sum()
 
     for transform in (torch.func.grad, torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f))):

@@ -16,8 +16,8 @@ import trueup
 from nursery import Nursery
 from setting_changes.options import CHANGES
 from trueup.comparison.result.causes import Seen, place, with_causes
-from trueup.comparison.result.findings import with_names
 from trueup.comparison.result.shown import _clips, passes_counts, passes_text
+from trueup.comparison.result.summary import with_names
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison, TensorStats
 from trueup.foundation.settings import differing

@@ -34,9 +34,8 @@ from trueup.foundation.settings import differing, seeds_of
 from trueup.foundation.store import Capture
 from trueup.foundation.words.setting_sentence import settings_text
 from trueup.recording.adapters.torch.buffers import in_host_memory
-from trueup.recording.engine import live_objects
-from trueup.recording.engine.delivered import Delivered
 from trueup.recording.engine.environment import code
+from trueup.recording.engine.settings import Delivered, arguments
 
 SCRIPT = """
 import torch
@@ -485,7 +484,7 @@ def test_configurations_are_read_as_their_libraries_hold_them(monkeypatch: pytes
     speed = library(
         "deepspeed.runtime.config", "DeepSpeedConfig", _param_dict={"optimizer": {"params": {"lr": 0.3}}}, train_batch_size=8
     )
-    found = live_objects.arguments([whole, inner, kept, trainer, speed])
+    found = arguments([whole, inner, kept, trainer, speed])
     assert found == {
         "gradient_clip_val": 0.5, "train_batch_size": 8, "conf.width": 4, "lr": 0.1, "betas": [0.9, 0.99], "layers.0.p": 0.1,
         "optimizer.params.lr": 0.3,

@@ -17,7 +17,7 @@ import trueup
 from end_to_end.executing import lines_of
 from launch.running import PYTHON, cli
 from test_documentation import ROOT
-from trueup.analysis.bisection import running
+from trueup.analysis.bisection import changes
 
 AUTOCAST = """
 import os
@@ -283,13 +283,13 @@ assert torch.ops.aten.erf.default not in lowering.fallbacks
 
 @pytest.mark.usefixtures("warm")
 def test_the_list_for_inductor_leaves_its_operators_to_aten(tmp_path: Path) -> None:
-    (said,) = running.written(["gelu", "gelu_backward"], tmp_path)
+    (said,) = changes.written(["gelu", "gelu_backward"], tmp_path)
     assert said.endswith("before the first compiled call: import inductor_fallbacks")
     ended = subprocess.run([sys.executable, script(tmp_path, FALLBACKS)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    order = running.setup(["gelu"]).switches[0]
+    order = changes.setup(["gelu"]).switches[0]
     assert order["adapter"] == {"left_to_aten": ["gelu"]}
-    assert running.setup([]).switches == ()
+    assert changes.setup([]).switches == ()
 
 
 @pytest.mark.usefixtures("warm")
@@ -355,11 +355,11 @@ def test_bad_input_gets_one_message(
 
 @pytest.mark.parametrize(("code", "word", "own"), [(0, "good", "good"), (1, "bad", "bad"), (2, "bad", "skip"), (125, "skip", "")])
 def test_what_a_check_s_exit_code_says(code: int, word: str, own: str, tmp_path: Path) -> None:
-    assert running._outcome(code, tmp_path / "check.txt")[0] == word
+    assert changes._outcome(code, tmp_path / "check.txt")[0] == word
     if own:
-        assert running._outcome(code, tmp_path / "check.txt", own=True)[0] == own
+        assert changes._outcome(code, tmp_path / "check.txt", own=True)[0] == own
     with pytest.raises(trueup.TrueupError, match="ended with exit code 64, which is no answer"):
-        running._outcome(64, tmp_path / "check.txt", own=True)
+        changes._outcome(64, tmp_path / "check.txt", own=True)
 
 
 @pytest.mark.usefixtures("warm")

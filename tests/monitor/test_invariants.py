@@ -13,8 +13,7 @@ import torch
 
 import trueup
 from trueup.analysis.invariants.conditions import Key, Ranks, Step
-from trueup.analysis.invariants.learning import Checked, broken, check, learn, learned
-from trueup.analysis.invariants.relations import load, save
+from trueup.analysis.invariants.relations import Checked, broken, check, learn, learned, load, save
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 

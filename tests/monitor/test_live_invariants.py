@@ -11,8 +11,7 @@ import torch
 
 import trueup
 from trueup.analysis.invariants.conditions import Condition
-from trueup.analysis.invariants.learning import Live, check, learn
-from trueup.analysis.invariants.relations import Invariants, load, save
+from trueup.analysis.invariants.relations import Invariants, Live, check, learn, load, save
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Writer, claim
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trueup
-from trueup.analysis.invariants.learning import learn
+from trueup.analysis.invariants.relations import learn
 from trueup.analysis.monitor.comparing import compare_series
 from trueup.analysis.monitor.kinds import Joined
 from trueup.doors.cli import main

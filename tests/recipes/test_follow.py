@@ -19,8 +19,7 @@ from recipes.runs import LOSS, Recording, pair, run
 from trueup import TrueupError, compare
 from trueup.analysis.recipes import RecipeResult, follow
 from trueup.analysis.recipes.following import Facts, make
-from trueup.analysis.recipes.readings import Readings
-from trueup.analysis.recipes.recipe import Outcome, load
+from trueup.analysis.recipes.recipe import Outcome, Readings, load
 from trueup.doors.report.triage import conclusion
 
 

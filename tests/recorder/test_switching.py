@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trueup.recording.adapters.torch import switching
-from trueup.recording.engine.switching import NOT_USED, Switching
+from trueup.recording.engine.replacing import NOT_USED, Switching
 
 
 def test_calls_and_attributes(monkeypatch: pytest.MonkeyPatch) -> None:

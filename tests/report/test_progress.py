@@ -16,6 +16,7 @@ import pyte
 import pytest
 
 from trueup.doors.report import progress
+from trueup.foundation import progress as told
 from trueup.foundation.progress import (
     TALLIES,
     Progress,
@@ -26,7 +27,6 @@ from trueup.foundation.progress import (
     read_written,
     tell_written,
 )
-from trueup.recording.recorder import following
 from verdict.captures import Recording
 
 
@@ -164,11 +164,11 @@ def test_a_capture_that_others_write_is_followed(tmp_path: Path, monkeypatch: py
     for step in range(3):
         runs[0].call("aten::neg", [np.ones(4)], [-np.ones(4)], step=step)
     runs[1].call("aten::neg", [np.ones(4)], [-np.ones(4)])
-    monkeypatch.setattr(following, "EVERY", 0.01)
+    monkeypatch.setattr(told, "EVERY", 0.01)
     heard: list[Progress] = []
-    with following.following() as variables:  # nobody listens, nobody looks
+    with told.following() as variables:  # nobody listens, nobody looks
         assert variables == {}
-    with listening(heard.append), following.following("healing, run-2", 3) as variables:
+    with listening(heard.append), told.following("healing, run-2", 3) as variables:
         folder = Path(variables[TALLIES])
         (folder / "1").write_bytes(b"cut off")  # while it is written
         for process, run in enumerate(runs, 4711):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import trueup
 from trueup.doors.report.capture_view import Selection, render_header
-from trueup.foundation.store.overview import SCALE_COLUMNS, loss_scale_in, scales
+from trueup.foundation.store.columns import SCALE_COLUMNS, loss_scale_in, scales
 
 
 def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Table:

@@ -12,7 +12,7 @@ from torch import nn
 
 import trueup
 from trueup import simdev
-from trueup.analysis.rerun.own_errors import OwnErrors
+from trueup.analysis.rerun.replay import OwnErrors
 from trueup.foundation.model import Result
 
 FIRST, SECOND = "layer-norm-epsilon", "layer-norm-backward"

@@ -13,7 +13,7 @@ import pytest
 
 from nursery import LIMIT
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Writer, claim, open_capture, ownership
+from trueup.foundation.store import Writer, claim, durable, open_capture
 
 from .captures import columns, files, small, writer
 
@@ -129,7 +129,7 @@ def test_a_worker_looks_while_another_moves_their_parent_aside(
 ) -> None:
     out, looks = tmp_path / "run", 0
     subprocess.run([sys.executable, "-c", PARENT, str(out)], check=True)
-    read = ownership.holder
+    read = durable.holder
 
     def holder(folder: Path) -> dict[str, object]:
         nonlocal looks
@@ -138,6 +138,6 @@ def test_a_worker_looks_while_another_moves_their_parent_aside(
             (out / "rank-00000").rename(out / "unranked-1")
         return read(folder)
 
-    monkeypatch.setattr(ownership, "holder", holder)
+    monkeypatch.setattr(durable, "holder", holder)
     assert claim(out, rank, "one") == rank
     assert (out / f"rank-0000{rank}" / "lock").exists()

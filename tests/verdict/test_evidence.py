@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparison.result import neighbours
-from trueup.comparison.result.evidence import with_evidence
+from trueup.comparison.result.evidence import NEAR, UPDATES, with_evidence
 from trueup.foundation.facts import criteria
 from trueup.foundation.model import Finding, Result
 from trueup.foundation.store import open_capture
@@ -53,8 +52,8 @@ def updated(broken: bool = False) -> Recording:
 def test_readers_on_the_way_of_the_data_come_before_the_optimizers(tmp_path: Path) -> None:
     evidence = culprit(compared(tmp_path, updated(), updated(broken=True))).evidence
     assert evidence is not None
-    assert sorted(node.op for node in evidence.nodes if node.hops == 1) == ["aten::abs", *["aten::lerp_"] * neighbours.UPDATES]
-    assert evidence.omitted == 10 - neighbours.UPDATES
+    assert sorted(node.op for node in evidence.nodes if node.hops == 1) == ["aten::abs", *["aten::lerp_"] * UPDATES]
+    assert evidence.omitted == 10 - UPDATES
 
 
 def run_call(run: Recording, op: str, inputs: list[Array], output: Array, scope: str, **options: object) -> Array:
@@ -133,9 +132,9 @@ def test_of_many_readers_those_with_the_largest_errors_are_kept(tmp_path: Path) 
     evidence = culprit(compared(tmp_path, chain(readers=20), chain(broken=True, readers=20))).evidence
     assert evidence is not None
     near = [node for node in evidence.nodes if node.hops == 1]
-    assert len(near) == neighbours.NEAR
-    assert evidence.omitted == 20 - neighbours.NEAR
-    assert len([node for node in evidence.nodes if node.hops == 2]) == neighbours.NEAR
+    assert len(near) == NEAR
+    assert evidence.omitted == 20 - NEAR
+    assert len([node for node in evidence.nodes if node.hops == 2]) == NEAR
 
 
 def test_a_call_of_one_run_stands_in_its_picture_and_between_its_neighbours(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparison.result.findings import factor
+from trueup.comparison.result.summary import factor
 from trueup.foundation.kernels import summarize
 from trueup.foundation.model import NUMBERS, PACKED
 from trueup.foundation.words.reasons import in_words

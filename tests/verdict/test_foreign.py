@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trueup.comparison.graph.streams import Stream
-from trueup.comparison.measures import foreign
+from trueup.comparison.measures import measure
 from trueup.foundation.facts import arguments
 from trueup.foundation.facts.why import Why
 from trueup.foundation.store.columns import Vocabulary
@@ -43,7 +43,7 @@ def stream(*rows: dict[str, Any], imported: bool = True) -> Stream:
 
 def distances(first: dict[str, Any], second: dict[str, Any], *, spread: bool = False) -> tuple[float, Why | None]:
     at = np.zeros(1, np.int64)
-    found = foreign.compare_statistics((stream(first), stream(second)), (at, at), np.array([spread]))
+    found = measure.compare_statistics((stream(first), stream(second)), (at, at), np.array([spread]))
     return float(found.absolute[0]), found.whys[0]
 
 
@@ -121,7 +121,7 @@ TEXT = {"max": 1.0, "min": "-inf", "mean": "-inf", "norm": "inf"}
 )
 def test_of_tensors_with_nan_or_inf_the_extremes_speak(second: dict[str, Any], expected: float) -> None:
     streams = stream({"foreign_statistics": json.dumps(TEXT)}), stream(second)
-    assert foreign.compare_texts(streams, (0, 0))[0] == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert measure.compare_texts(streams, (0, 0))[0] == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 LOWEST = -3.4028234663852886e38
@@ -143,7 +143,7 @@ OURS = told(np.zeros(4)) | {"n_saturated": 2}
 def test_masks_are_none_of_our_extremes(second: dict[str, Any], expected: float) -> None:
     first = {"dtype": "float32", "foreign_statistics": json.dumps(MASKED)}
     streams = stream(first), stream({"dtype": "float32"} | second)
-    assert foreign.compare_texts(streams, (0, 0))[0] == pytest.approx(expected, rel=1e-5)
+    assert measure.compare_texts(streams, (0, 0))[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_tensor_with_masks_is_none_without() -> None:
@@ -154,8 +154,8 @@ def test_a_tensor_with_masks_is_none_without() -> None:
 def test_numbers_of_another_meaning_are_equal_or_say_nothing() -> None:
     texts = [json.dumps({"max": 2.0, "min": 1.0, "mean": mean}) for mean in (1, 2)]
     magnitudes = [{"dtype": "complex64", "foreign_statistics": text} for text in texts]
-    assert foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[0])), (0, 0)) == foreign.OfText(0.0)
-    distance, why, _ = foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
+    assert measure.compare_texts((stream(magnitudes[0]), stream(magnitudes[0])), (0, 0)) == measure.OfText(0.0)
+    distance, why, _ = measure.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
     assert math.isnan(distance)
     assert why is Why.MEANING
 
@@ -165,7 +165,7 @@ def test_checksums() -> None:
     others = ["crc32:1", "crc32:2", "md5:1", None, "xor64:1", "xor64:2", "unknown9:1"]
     streams = tuple(stream(*({"foreign_checksum": text} for text in side)) for side in (texts, others))
     at = np.arange(len(texts))
-    found = foreign.compare_checksums((streams[0], streams[1]), (at, at))
+    found = measure.compare_checksums((streams[0], streams[1]), (at, at))
     assert np.flatnonzero(found.equal).tolist() == [0]
     assert np.flatnonzero(found.weakly).tolist() == [4, 6]
     assert np.flatnonzero(found.unequal).tolist() == [1, 5]

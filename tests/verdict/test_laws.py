@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from trueup.comparison.result.findings import of_a_kind
+from trueup.comparison.result.summary import of_a_kind
 from trueup.comparison.verdict.locate import rank_culprits
 from trueup.foundation.words.reasons import joined
 from verdict.captures import Array, Recording, changed, located, normal

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.result.findings import of_a_kind
+from trueup.comparison.result.summary import of_a_kind
 from trueup.comparison.verdict.judged import Part, Suspect
 from trueup.comparison.verdict.locate import rank_culprits
 from trueup.comparison.verdict.origins import Origins

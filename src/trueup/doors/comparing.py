@@ -133,7 +133,7 @@ class _Executed:
 
     def __call__(self, rank: int, calls: Sequence[tuple[int, int]]) -> Mapping[int, Reason | None]:
         if self._loaded is None:
-            from trueup.analysis.rerun.own_errors import OwnErrors as Executed
+            from trueup.analysis.rerun.replay import OwnErrors as Executed
 
             self._loaded = Executed(*self._given)
         return self._loaded(rank, calls)

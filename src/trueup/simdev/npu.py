@@ -18,20 +18,16 @@ from typing import Any
 import torch
 
 from trueup.simdev import tensor
-from trueup.simdev.streams import (
+from trueup.simdev.tools import (
     Event,
     NPUGraph,
     Stream,
     current_stream,
     default_stream,
-    graph,
-    is_current_stream_capturing,
-    set_stream,
-    stream,
-)  # fmt: skip
-from trueup.simdev.tools import (
     finalize_dump,
+    graph,
     init_dump,
+    is_current_stream_capturing,
     iteration_end,
     iteration_start,
     prof_finalize,
@@ -43,7 +39,9 @@ from trueup.simdev.tools import (
     set_compile_mode,
     set_dump,
     set_option,
-)  # fmt: skip
+    set_stream,
+    stream,
+)  # fmt: skip  # fmt: skip
 from trueup.simdev.tools import (
     npu_profile as profile,
 )

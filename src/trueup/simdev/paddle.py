@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.foundation.model import TrueupError
-from trueup.recording.engine.switching import WhenLoaded
+from trueup.recording.engine.replacing import WhenLoaded
 
 SOURCE = Path(__file__).with_name("paddle_device.cc")
 ROOT, DEVICES = "CUSTOM_DEVICE_ROOT", "TRUEUP_SIMULATED_DEVICES"

@@ -98,7 +98,7 @@ def install() -> None:
     captured; nothing of TensorFlow is imported."""
     standins.install(*PACKAGES)
     if os.environ.get(FAULT_VARIABLE):
-        from trueup.recording.engine.switching import WhenLoaded
+        from trueup.recording.engine.replacing import WhenLoaded
 
         WhenLoaded(ADAPTER, _plant).install()
 

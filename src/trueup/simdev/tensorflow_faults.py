@@ -28,8 +28,7 @@ from tensorflow.python.ops import script_ops
 
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.tensorflow.context import number_of
-from trueup.recording.adapters.tensorflow.gradients import Gradients
-from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
+from trueup.recording.adapters.tensorflow.gradients import PREFIX, Gradients, Operations
 from trueup.recording.adapters.tensorflow.session import running
 from trueup.simdev.tables import Catalogue, Defect
 

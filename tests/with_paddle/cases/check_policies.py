@@ -18,7 +18,7 @@ import trueup
 from models import build
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.paddle import ruled
-from trueup.recording.adapters.paddle.modes import listed
+from trueup.recording.adapters.paddle.invocations import listed
 from trueup.recording.adapters.paddle.policies import AppliedPolicy, apply_policy
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed

@@ -20,7 +20,7 @@ import replaying_models
 import trueup
 from trueup.analysis.rerun.replay import Settings, run, verify
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle import modes
+from trueup.recording.adapters.paddle import invocations
 from trueup.recording.adapters.paddle.executing import Replayer
 from trueup.recording.adapters.paddle.recorded_call import Place, allowed, rebuild
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
@@ -98,20 +98,20 @@ def test_inputs_are_drawn_where_numbers_were_kept(tmp_path: Path) -> None:
 
 
 def test_generators_are_set_to_what_they_were() -> None:
-    generator = modes.generator_of("cpu")
+    generator = invocations.generator_of("cpu")
     paddle.seed(11)
     paddle.rand([5])
-    state = modes.state_of(generator)
+    state = invocations.state_of(generator)
     assert state is not None
     drawn = paddle.rand([5]).numpy()
-    after = modes.described(generator)
-    assert modes.described(generator) == after
-    assert modes.set_state(generator, state)
-    assert modes.described(generator) != after
-    assert modes.state_of(generator) == state
+    after = invocations.described(generator)
+    assert invocations.described(generator) == after
+    assert invocations.set_state(generator, state)
+    assert invocations.described(generator) != after
+    assert invocations.state_of(generator) == state
     assert (paddle.rand([5]).numpy() == drawn).all()
     for damaged in (b"", b"1 2 3", state[:-9], state.replace(b" ", b"  ", 1), b"x" + state):
-        assert not modes.set_state(generator, damaged)
+        assert not invocations.set_state(generator, damaged)
 
 
 @pytest.mark.parametrize(

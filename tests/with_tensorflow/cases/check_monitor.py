@@ -14,8 +14,7 @@ import tensorflow as tf
 from recording import WARM
 
 import trueup
-from trueup.analysis.invariants.learning import learn
-from trueup.analysis.invariants.relations import save
+from trueup.analysis.invariants.relations import learn, save
 from trueup.analysis.monitor.kinds import OTHER, kind_of
 from trueup.doors.cli import main
 from trueup.foundation.store.series import SeriesReader

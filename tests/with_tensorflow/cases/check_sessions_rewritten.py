@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 import trueup
 from trueup.foundation.facts.operators import named
 from trueup.recording.adapters.tensorflow import switching
-from trueup.recording.engine.switching import Switching
+from trueup.recording.engine.replacing import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 

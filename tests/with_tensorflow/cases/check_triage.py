@@ -18,7 +18,7 @@ from trueup.analysis.triage.running import Switch, Trial, load, losses_of
 from trueup.analysis.triage.triaging import Search
 from trueup.foundation.facts.operators import named
 from trueup.recording.adapters.tensorflow import switching
-from trueup.recording.engine.switching import Switching
+from trueup.recording.engine.replacing import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 

@@ -22,8 +22,19 @@ import ml_dtypes
 import numpy as np
 
 from trueup.analysis.anomalies.flow import ends, family, limits
-from trueup.analysis.audit import reading
-from trueup.analysis.audit.census import census, difference
+from trueup.analysis.audit.census import (
+    Found,
+    Places,
+    Steps,
+    calls,
+    cast_source,
+    census,
+    described,
+    difference,
+    kinds,
+    outermost,
+    parts,
+)
 from trueup.foundation.facts.anomaly import Place
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.kernels import MASKING, distance
@@ -255,11 +266,11 @@ class Casts:
         return tuple(cast for cast in self.casts if cast.dangerous)
 
 
-def dangerous_casts(capture: str | Path | Capture, *, step: reading.Steps = None, rank: reading.Steps = None) -> Casts:
+def dangerous_casts(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Casts:
     """Find the casts of a run that destroyed numbers, in a capture of detail ``stats`` or ``tensor`` and level ``api`` or
     ``aten``, native or imported. Raises TrueupError if there is no such capture, step or rank."""
     looking = _Looking(open_capture(capture))
-    for of, one in reading.parts(looking.capture, step, rank):
+    for of, one in parts(looking.capture, step, rank):
         looking.part(of, one)
     return looking.result()
 
@@ -267,33 +278,33 @@ def dangerous_casts(capture: str | Path | Capture, *, step: reading.Steps = None
 class _Looking:
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self.places = reading.Places(capture)
+        self.places = Places(capture)
         self.found: dict[tuple[Any, ...], Cast] = {}
         self.looked = self.unmeasured = self.masks = 0
         self.implicit = "aten" not in capture.levels  # whether autocast's own casts, which are aten calls, are out of sight
         self.narrowing = False  # whether they are, and there may be any
 
     def part(self, rank: int, step: int) -> None:
-        kinds = reading.kinds(self.capture, rank, step)
-        self.narrowing = self.implicit and len(_products(kinds)) > 1
-        casting = {(op, dtype) for op, level, dtype in kinds if level in LEVELS and reading.cast_source(op)}
+        there = kinds(self.capture, rank, step)
+        self.narrowing = self.implicit and len(_products(there)) > 1
+        casting = {(op, dtype) for op, level, dtype in there if level in LEVELS and cast_source(op)}
         if not self.narrowing and len(casting) == len({op for op, _ in casting}):
             return  # as a rule: what could cast moves tensors to a device, and their numbers need not be read
-        held = reading.calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=LEVELS)
-        for one in reading.outermost([one for one in held if reading.cast_source(one.op)]):
+        held = calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=LEVELS)
+        for one in outermost([one for one in held if cast_source(one.op)]):
             pair = _sides(one)
             if pair is not None and pair[0]["dtype"] != pair[1]["dtype"]:
                 self._judge(rank, step, one, pair[0], _numbers(pair[0]), _numbers(pair[1]), implicit=False)
         for one in held:
-            if not reading.cast_source(one.op):
+            if not cast_source(one.op):
                 for row, target in _narrowed(one):
                     self._judge(rank, step, one, row, _numbers(row), Numbers(target, math.nan), implicit=True)
 
     def _wanted(self, op: str, level: str) -> bool:
-        return reading.cast_source(op) is not None or (self.narrowing and is_product(op, level))
+        return cast_source(op) is not None or (self.narrowing and is_product(op, level))
 
     def _judge(
-        self, rank: int, step: int, one: reading.Found, row: dict[str, Any], before: Numbers, after: Numbers, *, implicit: bool
+        self, rank: int, step: int, one: Found, row: dict[str, Any], before: Numbers, after: Numbers, *, implicit: bool
     ) -> None:
         if not (family(before.dtype) and family(after.dtype)):
             return
@@ -337,16 +348,16 @@ class _Looking:
         return f"no cast is dangerous: {self.looked:,} looked at{lost}{masks}"
 
 
-def _sides(one: reading.Found) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _sides(one: Found) -> tuple[dict[str, Any], dict[str, Any]] | None:
     backward = one.phase == "backward" and one.level != "aten"
-    source = "grad_output.0" if backward else reading.cast_source(one.op)
+    source = "grad_output.0" if backward else cast_source(one.op)
     named = one.slots.get(source or "")
     before = named if named and named["dtype"] else next(iter(one.given), None)
     after = next(iter(one.made), None)
     return None if before is None or after is None else (before, after)
 
 
-def _narrowed(one: reading.Found) -> Iterator[tuple[dict[str, Any], str]]:
+def _narrowed(one: Found) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the inputs of a forward product that are wider than its result, and the dtype in which it computes."""
     made = next((row["dtype"] for row in one.made), None)
     if made is None or family(made) != "float" or one.phase not in ("forward", "recompute"):
@@ -361,7 +372,7 @@ def _cast(place: Place, danger: Danger, source: str, target: str, shape: tuple[i
     code = f" [{short_source(place.source)}]" if place.source else ""
     return Cast(
         place, danger.kind, danger.dangerous, source, target, shape, danger.share, danger.changed,
-        clean(f"{reading.described(place)}, {how}: {danger.what}{code}"), implicit=implicit,
+        clean(f"{described(place)}, {how}: {danger.what}{code}"), implicit=implicit,
     )  # fmt: skip
 
 
@@ -388,7 +399,7 @@ def notes_beside(captures: tuple[Capture, Capture], culprit: Finding) -> list[st
         seen = {_key(cast) for cast in dangerous_casts(baseline, step=step, rank=rank).dangerous}
         found = tuple(cast for cast in found if _key(cast) not in seen)
     notes = [f"dangerous cast{_more(found)} in the candidate alone: {found[0].sentence}"] if found else []
-    there, here = (_products(reading.kinds(capture, rank, step)) for capture in captures)
+    there, here = (_products(kinds(capture, rank, step)) for capture in captures)
     if there == here and len(here) == 1:  # as a rule; to count the products takes time
         return notes
     other = difference(census(baseline, step=step, rank=rank), census(candidate, step=step, rank=rank))

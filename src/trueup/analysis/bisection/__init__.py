@@ -2,7 +2,7 @@
 
 `search` chooses the sets (delta debugging; binary search for an ordered history), repeats an unsteady check and verifies the
 result. `changes` lists what can be changed: modules and operators by a policy, optimisations, environment, packages, commits,
-steps. `running` makes one run and asks the check. Used by ``trueup bisect`` and `trueup.bisect`.
+steps; it makes one run and asks the check. Used by ``trueup bisect`` and `trueup.bisect`.
 """
 
 from trueup.analysis.bisection.bisecting import Bisection, bisect

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.bisection import changes, running
-from trueup.analysis.bisection.changes import KINDS, Changes
-from trueup.analysis.bisection.running import RUN, Runner
+from trueup.analysis.bisection import changes
+from trueup.analysis.bisection.changes import KINDS, RUN, Changes, Runner
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Search, Word
 from trueup.analysis.triage.running import last_line
 from trueup.foundation.model import TrueupError, UsageError
@@ -174,14 +173,14 @@ def _offered(
                 "  next:     trueup bisect --over steps --most 1000 -- python train.py --max-steps {steps}"
             )
         return changes.steps(most)
-    if over == "operators" and tuple(change) == (running.ATEN,):
-        return changes.compiled_operators(running.listed(command, folder / FIRST))
+    if over == "operators" and tuple(change) == (changes.ATEN,):
+        return changes.compiled_operators(changes.listed(command, folder / FIRST))
     seen = open_capture(capture) if capture is not None else _first_step(command, folder)
-    if over in ("scopes", "operators") and running.is_compiled(seen):
+    if over in ("scopes", "operators") and changes.is_compiled(seen):
         raise UsageError(
             "The training uses torch.compile, and no rule reaches into compiled code.\n"
             f"  where:    {seen.path}\n  expected: a training whose Python code runs\n"
-            f"  next:     --over operators --as {running.ATEN} tries the operators that are compiled, --over switches the compiler"
+            f"  next:     --over operators --as {changes.ATEN} tries the operators that are compiled, --over switches the compiler"
         )
     offer = {"scopes": changes.modules, "operators": changes.operators, "switches": changes.switches}[over]
     return offer(seen, change)

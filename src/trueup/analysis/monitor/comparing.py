@@ -17,7 +17,7 @@ seeds.
 Where the runs began with other weights (a norm differs by more than the first updates can have moved it), what differs from the
 start is the luck of the draw: a series then has to leave its own start, too (`_other_weights`).
 
-Two runs that begin alike, on the same batches with the same weights, tell more in their first steps (`starting`).
+Two runs that begin alike, on the same batches with the same weights, tell more in their first steps (`kinds.start`).
 
 Deviations come from four fifths of the increments (`QUANTILE`), so a change for good is none of them, in blocks that grow with
 the step (16, 32 ... 128): trainings move fast at first. What is set (`lr`) has no noise, what is counted that of its changes.
@@ -38,8 +38,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from trueup.analysis.curves.statistics import NORMAL, OF, OWN_NOISE, SUSTAINED, WINDOW
-from trueup.analysis.monitor.kinds import SETTING, Joined, Settled, kind_of, spoken
-from trueup.analysis.monitor.starting import Start, start
+from trueup.analysis.monitor.kinds import SETTING, Joined, Settled, Start, kind_of, spoken, start
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.settings import differing as differing_settings

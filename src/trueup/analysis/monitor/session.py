@@ -38,7 +38,7 @@ from trueup.recording.recorder.options import NumberSet, in_ranges, parse_number
 from trueup.recording.registry import Adapter
 
 if TYPE_CHECKING:
-    from trueup.analysis.invariants.learning import Live
+    from trueup.analysis.invariants.relations import Live
     from trueup.analysis.monitor.alerts import Alert, Alerts
     from trueup.recording.engine.armed import BaseArmed
 
@@ -223,8 +223,7 @@ class Monitor:
 
             self._judge = Alerts(self.path, rank or 0, world)
         if self.options.invariants is not None:
-            from trueup.analysis.invariants.learning import Live
-            from trueup.analysis.invariants.relations import load
+            from trueup.analysis.invariants.relations import Live, load
 
             self._live = Live(load(Path(self.options.invariants)), self.path, rank or 0, self.options.check)
         return writer
@@ -283,7 +282,7 @@ class Monitor:
             if self._begin_capture(model, directory, self.step, detail="tensor"):
                 say(f"step {self.step} is captured at full detail into {directory}")
         elif self._capture is None and self._live is not None and not self.paused and self._live.due(self.step):
-            from trueup.analysis.invariants.learning import WINDOW
+            from trueup.analysis.invariants.relations import WINDOW
 
             self._window, levels = self.step, self._live.levels
             if not self._begin_capture(

@@ -30,8 +30,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Search
-from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, Readings
-from trueup.analysis.recipes.recipe import Outcome, Recipe, RecipeResult, Rung, RungStatus, Step, load, means_apart, relative
+from trueup.analysis.recipes.recipe import (
+    FAILS,
+    OPEN,
+    PASSES,
+    Outcome,
+    Reading,
+    Readings,
+    Recipe,
+    RecipeResult,
+    Rung,
+    RungStatus,
+    Step,
+    load,
+    means_apart,
+    relative,
+)
 from trueup.analysis.remedy.advice import next_command
 from trueup.analysis.triage.running import last_line
 from trueup.comparison.result.comparing import compare

@@ -1,20 +1,31 @@
-"""A recipe: the steps of an alignment in order, each with its numbers and their origin (a TOML table); and the result of following
-it: an outcome for each step, and the comparison behind them."""
+"""A recipe: the steps of an alignment in order, each with its numbers and their origin (a TOML table); what a comparison measured
+in the first step, in columns: each tensor that a call made, and the number from outside; and the result of following it: an outcome
+for each step, and the comparison behind them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field as held
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from msgspec import field
 
+from trueup.comparison.graph.streams import NONE, Array, distinct
+from trueup.comparison.limits import apply
+from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
+from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
 from trueup.foundation import toml
 from trueup.foundation.facts.criteria import Limit
 from trueup.foundation.facts.criteria import parse as parse_limit
+from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.model import Result, Status, TrueupError, VerdictWord
+from trueup.foundation.words.reasons import in_words
+from trueup.foundation.words.wording import percent
 
 RECIPES = ("paddle",)  # recipes that come along
 
@@ -26,6 +37,12 @@ KEYS: dict[Check, tuple[str, ...]] = {
 }  # fmt: skip
 
 SEE = "see docs/align.md"
+
+PHASES = ("forward", "backward")
+COLUMNS = tuple("rank before_seq seq level phase scope op ordinal slot state error before after scale bound exact nan".split())
+NEAR_ZERO = 1e-3  # of the root mean square: a smaller mean is left by cancellation; its relative difference tells nothing
+FLOAT32 = 2.0**-24  # unit roundoff, of which the criterion grants some to what comes in
+PASSES, OPEN, FAILS = range(3)  # states of a tensor, the worse the larger
 
 
 class Step(toml.Table):
@@ -184,3 +201,175 @@ class RecipeResult:
     def deviating(self) -> Outcome | None:
         """The first step that deviates."""
         return next((outcome for outcome in self.outcomes if outcome.status == "DEVIATES"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A tensor on both sides."""
+
+    rank: int
+    seqs: tuple[int, int]  # execution numbers of the call in the baseline and in the candidate
+    level: str
+    phase: str
+    scope: str
+    op: str
+    ordinal: int
+    slot: str
+    state: int  # by the numbers of the recipe: `PASSES`, `FAILS` or `OPEN`, where the captures do not tell
+    error: float  # relative L2 error; NaN where it was not measured
+    means: tuple[float, float]
+    scale: float  # root mean square of the baseline's elements
+    is_bound: bool = False  # whether another tool's statistics are all that is known, so that the error is at least so much
+    exact: bool = False  # whether all bytes were compared, or their digests
+    has_nan: bool = False  # whether both sides hold NaN
+
+    @property
+    def figures(self) -> str:
+        """Say the figures that the recipe asks about: ``mean 0.438 and 0.45 (2.7 % apart), tensor 17 % off``."""
+        if self.error == 0:
+            return f"{'equal' if self.exact else 'the same statistics'}, mean {self.means[0]:.3g}"
+        said = [self._mean] if not any(map(math.isnan, self.means)) else []
+        said += [] if math.isnan(self.error) else [f"tensor {'at least ' if self.is_bound else ''}{percent(self.error)} off"]
+        return ", ".join(said) or "not measured"
+
+    @property
+    def _mean(self) -> str:
+        before, after = self.means
+        if max(abs(before), abs(after)) < NEAR_ZERO * self.scale:
+            return f"mean near zero ({before:.1e} and {after:.1e}, elements of about {self.scale:.1e})"
+        apart = f" ({percent(abs(after - before) / abs(before))} apart)" if before else ""
+        return f"mean {before:.3g} and {after:.3g}{apart}" if before != after else f"the same mean {before:.3g}"
+
+
+@dataclass
+class Outside:
+    """What came into the first step from outside: data and weights."""
+
+    equal: int = 0
+    close: int = 0  # not bitwise equal, and within the rounding that the criterion grants to what comes in
+    alike: int = 0  # of which statistics are all that is known, and they are the same
+    apart: int = 0  # further apart than rounding
+    furthest: float = 0.0  # relative L2 error of the one that is furthest apart
+    unknown: int = 0
+
+
+@dataclass
+class Readings:
+    """Gathers entries during a comparison: pass `see` to `trueup.compare`. Checks that ``limits`` lacks are not looked at."""
+
+    limits: dict[str, tuple[Limit, ...]]
+    step: int | None = None  # the first step that both runs hold
+    outside: Outside = held(default_factory=Outside)
+    # By phase: what that step leaves unexplained
+    doubts: dict[str, list[str]] = held(default_factory=lambda: {phase: [] for phase in PHASES})
+    _parts: list[dict[str, Array]] = held(default_factory=list)
+    _names: Sequence[str] = ()
+
+    def see(self, part: Part) -> None:
+        """Take what was measured and judged of a part."""
+        errors = part.verdicts.errors
+        candidate = errors.streams[1]
+        if not len(candidate):
+            return
+        self.step = int(candidate.steps[0]) if self.step is None else min(self.step, int(candidate.steps[0]))
+        here = candidate.step[errors.calls[1][errors.pair]] == self.step
+        if not here.any():
+            return
+        names = candidate.names
+        self._names = names.names
+        phase = candidate.phase[errors.calls[1][errors.pair]]
+        for name in PHASES:
+            limits = self.limits.get(name)
+            chosen = np.flatnonzero(here & errors.outputs & (phase == names.number(name)))
+            if limits is None or not len(chosen):
+                continue
+            applied = apply(limits, errors)
+            call, (before, after) = errors.calls[1][errors.pair[chosen]], (side[chosen] for side in errors.slots)
+            baseline = errors.streams[0]
+            self._parts.append({
+                "rank": np.full(len(chosen), candidate.rank), "level": candidate.level[call],
+                "before_seq": baseline.seq[errors.calls[0][errors.pair[chosen]]], "seq": candidate.seq[call],
+                "phase": phase[chosen], "scope": candidate.scope[call], "op": candidate.op[call],
+                "ordinal": candidate.ordinal[call], "slot": errors.names[chosen],
+                "state": np.where(applied.fails[chosen], FAILS, np.where(applied.open[chosen], OPEN, PASSES)),
+                "error": errors.relative[chosen], "before": baseline.mean[before], "after": candidate.mean[after],
+                "bound": errors.method[chosen] == STATISTICS, "exact": np.isin(errors.method[chosen], (DIGEST, TENSOR)),
+                "nan": (baseline.number("n_nan")[before] > 0) & (candidate.number("n_nan")[after] > 0),
+                "scale": baseline.l2[before] / np.sqrt(np.maximum(baseline.numel[before], 1)),
+            })  # fmt: skip
+        self._look_outside(part.verdicts, here & (phase == names.number("forward")))
+        for name, found in self.doubts.items():
+            found += _doubts(part, name) if part.step == self.step else []
+
+    def _look_outside(self, verdicts: Verdicts, here: Array) -> None:
+        """Count the tensors of the outermost modules, and all weights, that no recorded call made."""
+        errors = verdicts.errors
+        candidate = errors.streams[1]
+        read = here & errors.inputs & (candidate.producer[errors.slots[1]] < 0)
+        if only_modules(candidate):  # what is computed between modules was made by no recorded call either
+            outermost = (candidate.parents == NONE) & (candidate.level == candidate.names.number("module"))
+            read &= outermost[errors.calls[1][errors.pair]] | candidate.names.table(is_weight)[errors.names]
+        error = errors.relative[read]
+        known = errors.method[read] != STATISTICS
+        limit = verdicts.criterion.input_units * FLOAT32
+        self.outside.equal += int(np.count_nonzero((error == 0) & known))
+        self.outside.alike += int(np.count_nonzero((error == 0) & ~known))
+        self.outside.close += int(np.count_nonzero((error > 0) & (error <= limit)))
+        self.outside.apart += int(np.count_nonzero(error > limit))
+        self.outside.furthest = max([self.outside.furthest, *error[error > limit].tolist()])
+        self.outside.unknown += int(np.count_nonzero(np.isnan(error)))
+
+    def of(self, phase: str, levels: Sequence[str]) -> list[Reading]:
+        """Return the entries of a phase at some levels, in order of execution, one rank after the other."""
+        wanted = [self._names.index(level) for level in levels if level in self._names]
+        if phase not in self._names:
+            return []
+        columns = self._columns
+        chosen = np.isin(columns["level"], wanted) & (columns["phase"] == self._names.index(phase))
+        order = np.flatnonzero(chosen)[np.lexsort((columns["seq"][chosen], columns["rank"][chosen]))]
+        return [self._at(n) for n in order.tolist()]
+
+    def levels(self, phase: str) -> set[str]:
+        """Return the levels that have entries of a phase."""
+        if phase not in self._names:
+            return set()
+        here = self._columns["level"][self._columns["phase"] == self._names.index(phase)]
+        return {self._names[k] for k in distinct(here).tolist()}
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether there are entries of operators, beside modules."""
+        return bool({"api", "aten"} & (self.levels("forward") | self.levels("backward")))
+
+    @cached_property
+    def _columns(self) -> dict[str, Array]:
+        if not self._parts:
+            return {name: np.empty(0) for name in COLUMNS}
+        return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+
+    def _at(self, n: int) -> Reading:
+        c, name = {key: values[n] for key, values in self._columns.items()}, self._names
+        return Reading(
+            int(c["rank"]), (int(c["before_seq"]), int(c["seq"])), name[int(c["level"])], name[int(c["phase"])],
+            name[int(c["scope"])], name[int(c["op"])], int(c["ordinal"]), name[int(c["slot"])], int(c["state"]),
+            float(c["error"]), (float(c["before"]), float(c["after"])), float(c["scale"]), bool(c["bound"]), bool(c["exact"]),
+            bool(c["nan"]),
+        )  # fmt: skip
+
+
+def _doubts(part: Part, phase: str) -> list[str]:
+    """Say what the comparison could not explain in a phase of a part: differences that came in unseen, calls not compared."""
+    errors = part.verdicts.errors
+    candidate = errors.streams[1]
+    unseen = [(judged.call.candidate, slot, judged.call.slots[slot].relative) for judged, slot in part.unexplained]
+    found = [
+        f"{slot} of {call.key} differs (rel. L2 {error:.2g}), and no compared call made that difference"
+        for call, slot, error in unseen if call.phase == phase
+    ]  # fmt: skip
+    alone = [(side, call) for side, call in part.uncovered if call.phase == phase]
+    found += [f"{call.key} is only in the {side}, and nothing compared shows what it did" for side, call in alone]
+    for pair, why in part.verdicts.incomparable.items():
+        call = candidate.row(int(errors.calls[1][pair]))
+        found += [f"{call.key} was not compared: {in_words(why)}"] if call.phase == phase else []
+    unsure = [suspect.judged.call.candidate for suspect in part.suspects if not suspect.certain and suspect.phase == phase]
+    return found + [f"{call.key} differs by more than is expected, and it could be rounding" for call in unsure]

@@ -22,8 +22,8 @@ from trueup.analysis.kept_runs import KeptRuns, fewest
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.facts.operators import has, named
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.columns import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.store.declared import policy_lines
-from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.words.wording import counted
 from trueup.recording.policy_file import load, parse
 from trueup.recording.recorder import launch

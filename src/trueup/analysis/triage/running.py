@@ -25,7 +25,7 @@ from trueup.foundation.facts.operators import named
 from trueup.foundation.model import Result, Status, TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.overview import Overview
+from trueup.foundation.store.columns import Overview
 from trueup.foundation.words.wording import shorten
 from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions
@@ -270,7 +270,7 @@ class Switch(toml.Table):
     device: str | None = None
     held: bool = False
     environment: dict[str, str | int | float] = msgspec.field(default_factory=dict)
-    call: tuple[Any, ...] = ()  # ``[function, arguments ...]`` each; like ``set`` and ``adapter`` for `engine.switching`
+    call: tuple[Any, ...] = ()  # ``[function, arguments ...]`` each; like ``set`` and ``adapter`` for `engine.replacing`
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     adapter: dict[str, Any] = msgspec.field(default_factory=dict)
     rules: tuple[str, ...] = ()  # lines of Ascend's fusion switch file

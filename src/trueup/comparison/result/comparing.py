@@ -14,7 +14,6 @@ from trueup.comparison.layout.joined import Joined
 from trueup.comparison.result.beginnings import Beginnings
 from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
-from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of, with_norms
 from trueup.comparison.result.layouts import joined as joined_ranks
 from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
@@ -25,13 +24,19 @@ from trueup.comparison.result.same import same_runs
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
 from trueup.comparison.result.spreading import WORTHWHILE, can_be_spread, spread
 from trueup.comparison.result.summary import (
+    by_itself,
     call_table,
     count,
     finish_table,
+    of_a_kind,
     one_sided_tables,
     summarise,
+    suspect_finding,
+    unmatched_finding,
     used_rules,
+    victim_findings,
     victims,
+    with_names,
     with_one_sided,
 )
 from trueup.comparison.verdict.compare import Comparison, Said

@@ -26,7 +26,7 @@ from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
 from trueup.foundation.store import Capture
-from trueup.foundation.store.overview import Overview
+from trueup.foundation.store.columns import Overview
 from trueup.foundation.words import layout_sentence as said
 from trueup.foundation.words.sentence import HEADS, evidence, verdict_lines
 from trueup.foundation.words.wording import counted

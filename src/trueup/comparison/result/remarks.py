@@ -12,8 +12,7 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, d
 from trueup.comparison.measures.measure import SKETCH, STATISTICS, Errors
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.normalise.translated import Translated
-from trueup.comparison.result.findings import Frames, suspect_finding
-from trueup.comparison.result.summary import no_optimizer
+from trueup.comparison.result.summary import Frames, no_optimizer, suspect_finding
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.evidence import Yardstick, known_differences
 from trueup.comparison.verdict.judged import Part, Suspect

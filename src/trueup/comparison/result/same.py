@@ -29,9 +29,8 @@ from trueup.foundation.facts.slots import is_output
 from trueup.foundation.model import Result
 from trueup.foundation.store import Capture
 from trueup.foundation.store.call_columns import NEEDED, SHARED, twice
-from trueup.foundation.store.columns import Vocabulary, alike_in
+from trueup.foundation.store.columns import Overview, Vocabulary, alike_in
 from trueup.foundation.store.declared import Overlap, keeps_all, lender_of
-from trueup.foundation.store.overview import Overview
 from trueup.foundation.store.read_ahead import Ahead, Place, Records, places
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import verdict_lines

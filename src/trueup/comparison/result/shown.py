@@ -19,7 +19,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, spans
 from trueup.comparison.normalise.updates import STEP
-from trueup.comparison.result.findings import Frames, tensor_text
+from trueup.comparison.result.summary import Frames, tensor_text
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised

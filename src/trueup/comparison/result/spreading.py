@@ -25,8 +25,7 @@ from trueup.foundation.engines import Engine, Failed
 from trueup.foundation.model import Finding
 from trueup.foundation.progress import advance
 from trueup.foundation.store import Capture
-from trueup.foundation.store.columns import Vocabulary
-from trueup.foundation.store.overview import Overview
+from trueup.foundation.store.columns import Overview, Vocabulary
 
 SHARES = 4
 """Shares of each worker, so that none waits long for the last one."""

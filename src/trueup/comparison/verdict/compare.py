@@ -32,9 +32,8 @@ from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
 from trueup.foundation.store.call_columns import NEEDED, SHARED, read_payload, twice
-from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.columns import Overview, Vocabulary
 from trueup.foundation.store.declared import Overlap, forced, fragments, keeps_all, lender_of, require_common_names, require_records
-from trueup.foundation.store.overview import Overview
 from trueup.foundation.store.read_ahead import Ahead, Place, Read, Records, RecordsOfStep, places
 
 LISTED = 200

@@ -9,8 +9,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, most, numbered, spans
 from trueup.comparison.limits import Applied
 from trueup.comparison.limits import apply as apply_limits
-from trueup.comparison.measures.foreign import lacks_gradients
-from trueup.comparison.measures.measure import Errors
+from trueup.comparison.measures.measure import Errors, lacks_gradients
 from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.budget import Budget, Calls, Explanation, Tensors

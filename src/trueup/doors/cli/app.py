@@ -77,8 +77,12 @@ GROUPS = {
         ),
     },
     "Move a training": {
-        "assess": ("port", "Say what an Ascend NPU has for a training's operators.", "-- python train.py"),
-        "port": ("port", "Rewrite a training for another device, and prove it.", "train.py -o ported --prove 'python train.py'"),
+        "assess": ("migration", "Say what an Ascend NPU has for a training's operators.", "-- python train.py"),
+        "port": (
+            "migration",
+            "Rewrite a training for another device, and prove it.",
+            "train.py -o ported --prove 'python train.py'",
+        ),
         "convert-weights": (
             "comparing",
             "Convert a model's weights to another framework.",
@@ -92,7 +96,7 @@ GROUPS = {
         "export": ("migration", "Export a model to ONNX, and prove it.", "net.py:make -o net.onnx"),
         "profile": ("migration", "Say where the time of a step goes.", "-- python train.py"),
         "export-metrics": ("one_run", "Write TensorBoard, OpenMetrics, W&B or MLflow files.", "report --to tensorboard -o board"),
-        "simdev": ("port", "Simulate a device with faults, to try all this.", "run -- python train.py"),
+        "simdev": ("migration", "Simulate a device with faults, to try all this.", "run -- python train.py"),
     },
 }
 """What the help shows, in its order: the module that has a function of that name, or a `Typer` of several; a line; an example."""

@@ -464,8 +464,7 @@ def invariants(
     paths = options.required(captures, "learn from", "invariants runs/healthy", "a capture")
     from rich.text import Text
 
-    from trueup.analysis.invariants.learning import check, learn
-    from trueup.analysis.invariants.relations import load, save
+    from trueup.analysis.invariants.relations import check, learn, load, save
     from trueup.doors.report.document import fields, headed
     from trueup.doors.report.terminal import COLOURS, Terminal, labelled, print_lines, print_more_by_limit
     from trueup.foundation.words.wording import clean, counted

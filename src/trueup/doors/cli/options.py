@@ -17,9 +17,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from trueup.foundation.environment import variable_set
 from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
-from trueup.foundation.progress import is_set
+from trueup.foundation.progress import is_set, variable_set
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -135,7 +135,7 @@ def _cleared(output: Path, url: str | None, run_id: str | None) -> None:
 
 def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
     if inputs_from is not None:
-        from trueup.recording.execution.baseline_inputs import BaselineInputs
+        from trueup.recording.execution.recorded import BaselineInputs
 
         force = shared.one(force, LEVELS, "--force")
         BaselineInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs

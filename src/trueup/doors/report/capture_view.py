@@ -8,7 +8,7 @@ runs/npu  torch on npu:0, 1 rank, 3 steps, 1,240 calls, complete
 
 Calls in one line each, and how many there are of each operator, on one side or on both. A tensor is named ``CAP:CALL:SLOT``, or is
 a ``.npy`` file, and is written as one; shown are its numbers, a histogram and its first elements, as far as they were kept.
-Histograms are counted by `trueup.comparison.result.histogram`.
+Histograms are counted by `trueup.comparison.result.evidence`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from trueup.analysis.selecting import KEYS, Call, NothingChosen, Selection, chosen_calls, find_call, nothing, scan
-from trueup.comparison.result import histogram as counting
+from trueup.comparison.result import evidence as counting
 from trueup.doors.report.document import fields
 from trueup.doors.report.terminal import labelled, plain_table
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import LEVELS, NUMBERS, TensorStats, TrueupError
+from trueup.foundation.store.columns import SCALE_COLUMNS, loss_scale_in
 from trueup.foundation.store.declared import policy_lines
 from trueup.foundation.store.durable import replacing
-from trueup.foundation.store.overview import SCALE_COLUMNS, loss_scale_in
 from trueup.foundation.words.wording import call_name, clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:

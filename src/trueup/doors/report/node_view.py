@@ -41,7 +41,7 @@ from rich.text import Text
 
 from trueup.analysis.selecting import Call, Selection, find_call
 from trueup.comparison.result.cosines import Dissimilar, Listing, SlotCosine
-from trueup.comparison.result.neighbours import Link, Surroundings
+from trueup.comparison.result.evidence import Link, Surroundings
 from trueup.doors.report.capture_view import Operand, print_calls, record_of, recorded, source_of
 from trueup.doors.report.diff import TensorDiff, compare_tensors
 from trueup.doors.report.result_view import slot_row

@@ -240,7 +240,7 @@ def ni(
     side: Which = None,
 ) -> int:
     """Show a call: inputs, outputs, numbers, its neighbours, and its counterpart on the other side: `trueup show --call`."""
-    from trueup.comparison.result.neighbours import Compared
+    from trueup.comparison.result.evidence import Compared
     from trueup.doors.report.node_view import render_node
 
     session: Session = context.obj

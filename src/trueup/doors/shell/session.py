@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trueup.analysis.selecting import Selection, find_first
 from trueup.comparison.result.cosines import Cosines
-from trueup.comparison.result.neighbours import Compared
+from trueup.comparison.result.evidence import Compared
 from trueup.doors.report.node_view import Node, at_seq, named_alike
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store import Capture, open_capture

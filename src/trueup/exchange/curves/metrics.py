@@ -28,15 +28,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trueup.analysis.audit.reading import stream_of
+from trueup.analysis.audit.census import stream_of
 from trueup.analysis.curves.run import Series, of_capture
 from trueup.analysis.monitor.kinds import kind_of
 from trueup.analysis.triage.running import losses_of
 from trueup.comparison.result.gradients import Norm, norms_of, over_steps
 from trueup.exchange.curves.files import LARGEST
-from trueup.foundation.environment import variable_set
 from trueup.foundation.model import TrueupError
-from trueup.foundation.progress import advance
+from trueup.foundation.progress import advance, variable_set
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.store.layout import MANIFEST, MONITOR

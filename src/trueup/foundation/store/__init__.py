@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trueup.foundation.store.durable import Displaced as Displaced
+    from trueup.foundation.store.durable import claim as claim
     from trueup.foundation.store.layout import FORMAT_VERSION as FORMAT_VERSION
-    from trueup.foundation.store.ownership import Displaced as Displaced
-    from trueup.foundation.store.ownership import claim as claim
     from trueup.foundation.store.reader import Capture as Capture
     from trueup.foundation.store.reader import Piece as Piece
     from trueup.foundation.store.reader import open_capture as open_capture
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Capture": "trueup.foundation.store.reader",
-    "Displaced": "trueup.foundation.store.ownership",
+    "Displaced": "trueup.foundation.store.durable",
     "FORMAT_VERSION": "trueup.foundation.store.layout",
     "Piece": "trueup.foundation.store.reader",
     "RECORDS": "trueup.foundation.store.schema",
     "Writer": "trueup.foundation.store.writer",
-    "claim": "trueup.foundation.store.ownership",
+    "claim": "trueup.foundation.store.durable",
     "open_capture": "trueup.foundation.store.reader",
     "sketch_matrix": "trueup.foundation.store.schema",
     "statistics": "trueup.foundation.store.schema",

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import advance
 from trueup.foundation.store import durable, layout, schema
-from trueup.foundation.store.ownership import alive, holder
+from trueup.foundation.store.durable import alive, holder
 from trueup.foundation.store.parts import BROKEN, ROWS_PER_BYTE, Part, apart, check_seal, read, sealed, told_part
 
 if TYPE_CHECKING:

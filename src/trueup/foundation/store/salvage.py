@@ -24,9 +24,8 @@ from typing import Any
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout, parts
-from trueup.foundation.store.durable import side_by_side
+from trueup.foundation.store.durable import RANK_LIMIT, side_by_side
 from trueup.foundation.store.layout import read_object
-from trueup.foundation.store.ownership import RANK_LIMIT
 from trueup.foundation.store.packing import inspect_packed
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import open_segment

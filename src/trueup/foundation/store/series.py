@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from trueup.foundation.model import TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import durable, layout
+from trueup.foundation.store.durable import alive, holder
 from trueup.foundation.store.layout import MONITOR
-from trueup.foundation.store.ownership import alive, holder
 from trueup.foundation.store.parts import BROKEN, ROWS_PER_BYTE, check_seal, sealed
 from trueup.foundation.store.reader import Capture, open_capture
 

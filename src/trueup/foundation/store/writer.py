@@ -24,7 +24,7 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.progress import tell_written
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import durable, layout, packing, schema
-from trueup.foundation.store.ownership import Displaced, check_run, holder, take
+from trueup.foundation.store.durable import Displaced, check_run, holder, take
 from trueup.foundation.store.parts import PAGE_BYTES, Lanes, contents, located_sketches, sealed, told_part
 from trueup.foundation.store.segment import PendingSegment
 
@@ -190,7 +190,7 @@ class Writer:
             self._write_manifest(status)
 
     def displaced(self) -> bool:
-        """Whether a process that knows its rank took this folder's place; see ``ownership``."""
+        """Whether a process that knows its rank took this folder's place; see ``durable``."""
         lock = holder(self.folder)
         return bool(lock) and (lock.get("pid"), lock.get("host")) != (self._pid, socket.gethostname())
 

@@ -116,7 +116,7 @@ class _Process:
         self._armed: dict[str, Any] = {}  # by framework
         self._failure: str | None = None
         self._switching: dict[str, Any] = {}
-        """By framework: what was switched off in it (`trueup.recording.engine.switching`), where the order says so."""
+        """By framework: what was switched off in it (`trueup.recording.engine.replacing`), where the order says so."""
         self._ended: int | None = None
 
     def arm(self, framework: str) -> None:
@@ -129,7 +129,7 @@ class _Process:
             seed_imported(order["seed"])
         try:
             if order.get("switches"):
-                switching = import_module("trueup.recording.engine.switching")
+                switching = import_module("trueup.recording.engine.replacing")
                 self._switching[framework] = switching.Switching(framework, order["switches"])
             armed = import_module(f"trueup.recording.adapters.{framework}.armed")
             policy, watch = order.get("policy"), order.get("watch")

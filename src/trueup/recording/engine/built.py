@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from trueup.recording.engine.replacing import Around, Replacement
-from trueup.recording.engine.switching import WhenLoaded
+from trueup.recording.engine.replacing import Around, Replacement, WhenLoaded
 
 MOST_BLOCKS = 20_000_000
 """Blocks of memory that Python holds where older objects are still searched for: some two seconds."""

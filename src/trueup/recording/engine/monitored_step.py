@@ -16,8 +16,21 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from trueup.recording.engine.monitored_layers import ROUTERS, Floats, Layers, Numbers
-from trueup.recording.engine.monitoring import PLANS, Block, Listener, Names, Wanted, by_layer, joined, labels, same
+from trueup.recording.engine.monitoring import (
+    PLANS,
+    ROUTERS,
+    Block,
+    Floats,
+    Layers,
+    Listener,
+    Names,
+    Numbers,
+    Wanted,
+    by_layer,
+    joined,
+    labels,
+    same,
+)
 
 Made = Callable[[Floats], Sequence[Block]]
 

@@ -28,10 +28,10 @@ from typing import Any, Protocol, TypeVar
 from trueup.foundation.facts.operators import has, says
 from trueup.foundation.store.declared import RuleUse
 from trueup.foundation.words.wording import say
-from trueup.recording.engine.nested import forward_replaced
 from trueup.recording.engine.ruled import CONVERTS, INSIDE, Framework, RuledCall, function_call, module_call
 from trueup.recording.engine.session import Threads, roots, running_of
 from trueup.recording.policy_file import SCALARS, Policy, PolicyRule, load
+from trueup.recording.recorder.arguments import forward_replaced
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trueup.foundation.model import TrueupError
-from trueup.recording.engine.nested import Place, holding
 from trueup.recording.policy_file import PolicyRule
+from trueup.recording.recorder.arguments import Place, holding
 
 Arguments = tuple[Any, ...]
 Way = Callable[[Arguments], Any]

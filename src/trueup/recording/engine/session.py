@@ -25,11 +25,10 @@ from trueup.foundation.model import LEVELS, RunStopped, TrueupError
 from trueup.foundation.store import claim
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import first_line, say
-from trueup.recording.engine import live_objects
 from trueup.recording.engine.built import Built
+from trueup.recording.engine.context import Optimizers
 from trueup.recording.engine.environment import rank_and_world
-from trueup.recording.engine.settings import Settings
-from trueup.recording.engine.steps import Optimizers
+from trueup.recording.engine.settings import Settings, live_names, live_wholes
 from trueup.recording.recorder.options import CaptureOptions, in_ranges, sentence, unused
 from trueup.recording.recorder.recorder import Recorder
 from trueup.recording.recorder.rows import Statistics
@@ -150,8 +149,8 @@ class BaseSession(ABC):
         self.recorder = self.recorder_type(directory, options, self.identify, resolve, internal)
         self.failure = Failure(self.recorder, options.on_error)
         kinds = loaders if optimizers is None else (optimizers, *loaders)
-        self.built = Built(kinds, live_objects.names(), self.recorder.note)
-        self.scopes.wholes = lambda: self.built.of(*live_objects.wholes())
+        self.built = Built(kinds, live_names(), self.recorder.note)
+        self.scopes.wholes = lambda: self.built.of(*live_wholes())
         self.settings = Settings(
             facts, modules, self.recorder.note, self.built, loaders, loader, seeds, self.scopes.names, autocast,
         )  # fmt: skip

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.progress import following
 from trueup.foundation.store.declared import policy_lines
 from trueup.foundation.store.layout import MANIFEST, MONITOR, PROCESSES, holds_records, read_root
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE
-from trueup.recording.recorder.following import following
 from trueup.recording.recorder.options import STOPPED, CaptureOptions, WatchOptions, in_ranges, ranges_text, sentence
 from trueup.recording.registry import ADAPTERS, listed
 

@@ -173,7 +173,7 @@ class CaptureOptions:
 
 def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Return the level whose calls are given a baseline's inputs, and those to record: what is above it shows the run's own."""
-    from trueup.recording.execution.baseline_inputs import BaselineInputs
+    from trueup.recording.execution.recorded import BaselineInputs
 
     if force is not None:
         _words("force", force, LEVELS)

@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from trueup.recording.adapters.paddle.buffers import Buffers, Slots
-from trueup.recording.engine import scopes
+from trueup.recording.engine.context import Scopes as BaseScopes
+from trueup.recording.engine.context import walk
 from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 
 if TYPE_CHECKING:
-    from trueup.recording.engine.checkpointing import Run
+    from trueup.recording.engine.context import Run
 
 WRAPPERS = {"DataParallel": "_layers", "PipelineParallel": "_layers", "TensorParallel": "_layers", "ShardingParallel": "_layers"}
 """Layers that hold the user's, and under which name (Paddle 3.3: paddle.DataParallel and fleet's wrappers)."""
 
 
-class Scopes(scopes.Scopes):
+class Scopes(BaseScopes):
     """Gives each Layer its path; not by ``full_name()``, which counts all Layers that the process ever made."""
 
     def below(self, root: paddle.nn.Layer, prefix: str) -> Iterable[tuple[str, paddle.nn.Layer]]:
-        return scopes.walk(root, prefix, _held)
+        return walk(root, prefix, _held)
 
     def children(self, layer: paddle.nn.Layer) -> Iterable[tuple[str, paddle.nn.Layer]]:
         return layer.named_children()  # type: ignore[no-any-return]

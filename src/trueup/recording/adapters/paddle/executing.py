@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.recording.adapters.paddle import modes
+from trueup.recording.adapters.paddle import invocations
 from trueup.recording.adapters.paddle.recorded_call import (
     Builder,
     Place,
@@ -231,7 +231,7 @@ class Replayer(Judging[Place]):
     def undisturbed(self) -> Iterator[None]:
         device = paddle.get_device()
         kept = [(g, g.get_state()) for kind in dict.fromkeys(("cpu", self.device.partition(":")[0]))
-                if (g := modes.generator_of(kind)) is not None]  # fmt: skip
+                if (g := invocations.generator_of(kind)) is not None]  # fmt: skip
         try:
             yield
         finally:
@@ -299,10 +299,10 @@ class PaddleCases(CaseErrors):
         return CaseReplayer(chain, device)
 
     def seeded(self) -> bytes:
-        generator = modes.generator_of("cpu")
+        generator = invocations.generator_of("cpu")
         before = generator.get_state()
         generator.manual_seed(0)
-        found = modes.state_of(generator)
+        found = invocations.state_of(generator)
         generator.set_state(before)
         return found or b""
 

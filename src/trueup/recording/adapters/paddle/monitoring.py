@@ -25,9 +25,8 @@ from trueup.recording.adapters.paddle.optimizers import scale_of, skipped, steps
 from trueup.recording.adapters.paddle.session import described
 from trueup.recording.adapters.paddle.tensors import dtype_name, holds
 from trueup.recording.engine.environment import rank_and_world
-from trueup.recording.engine.monitored_layers import QUERIES, Layers, Numbers
 from trueup.recording.engine.monitored_step import DIGEST_BITS, EDGES, GOLDEN, ITERATIONS, LOSS, SCALE, Made, StepProbe
-from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
+from trueup.recording.engine.monitoring import QUERIES, Block, Layers, Listener, Numbers, Wanted, labels
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 MOMENTUM = ("moment1", "velocity", "moment")  # accumulators of Adam and its kind, of Momentum, of Adamax

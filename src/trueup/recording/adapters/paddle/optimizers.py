@@ -15,7 +15,7 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from trueup.recording.adapters.paddle.context import SessionCore, ThreadState
-from trueup.recording.engine import steps
+from trueup.recording.engine import context
 from trueup.recording.engine.built import kinds_below
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
@@ -59,7 +59,7 @@ def _begin(session: SessionCore, op: str) -> Call:
     return session.recorder.begin("api", "optimizer", "", op, site=session.site(session.threads.state))
 
 
-class Optimizers(steps.Optimizers):
+class Optimizers(context.Optimizers):
     """Stands around every optimizer's own step, and around a GradScaler's, which may skip it."""
 
     optimizer, kind = "optimizer of paddle.optimizer", Optimizer

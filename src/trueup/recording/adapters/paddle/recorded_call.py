@@ -32,7 +32,7 @@ from paddle.base import core
 
 from trueup.foundation.facts.operators import has, says
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.recording.adapters.paddle import modes, tensors
+from trueup.recording.adapters.paddle import invocations, tensors
 from trueup.recording.adapters.paddle.operators import MODULES, name_of, special_methods
 from trueup.recording.adapters.paddle.tensors import FACTS, dtype_name, layout_of, named_tensors
 from trueup.recording.execution import decoding
@@ -262,11 +262,11 @@ class Rebuilt:
 
     def execute(self) -> dict[str, paddle.Tensor]:
         """Execute the call, which may raise anything; return what it computed, by the slots in which a capture records it."""
-        generator = modes.generator_of("cpu")
+        generator = invocations.generator_of("cpu")
         with self.modes():
-            before = modes.described(generator)
+            before = invocations.described(generator)
             self.result = self.function(*self.args, **self.kwargs)
-            self.random = modes.described(generator) != before
+            self.random = invocations.described(generator) != before
         self.outputs = self._named(self.result)
         return self.outputs
 
@@ -277,7 +277,7 @@ class Rebuilt:
         default = paddle.get_default_dtype()
         paddle.set_default_dtype(self.place.dtype(default))  # of quotients of integers
         try:
-            with paddle.set_grad_enabled(self.grad), modes.casting(_auto_cast(self.amp)):
+            with paddle.set_grad_enabled(self.grad), invocations.casting(_auto_cast(self.amp)):
                 yield
         finally:
             paddle.set_default_dtype(default)
@@ -354,7 +354,7 @@ def amp_of(invocation: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {"dtype": dtype, **how}
 
 
-def _auto_cast(how: Mapping[str, Any] | None) -> modes.AutoCast | None:
+def _auto_cast(how: Mapping[str, Any] | None) -> invocations.AutoCast | None:
     """Return how Paddle cast; on the CPU it never does."""
     if how is None:
         return None
@@ -370,6 +370,6 @@ def restore_random(random: Mapping[str, bytes], place: Place) -> None:
         paddle.seed(0)
     for kind, state in random.items():
         name, _, number = place.of(kind).partition(":")
-        generator = modes.generator_of(name, int(number) if number.isdigit() else 0)
-        if generator is None or not modes.set_state(generator, state):  # kernels that a device lacks draw on the CPU
-            modes.set_state(modes.generator_of("cpu"), state)
+        generator = invocations.generator_of(name, int(number) if number.isdigit() else 0)
+        if generator is None or not invocations.set_state(generator, state):  # kernels that a device lacks draw on the CPU
+            invocations.set_state(invocations.generator_of("cpu"), state)

@@ -19,14 +19,16 @@ from paddle.base import core, framework
 
 from trueup.foundation.facts.operators import has
 from trueup.recording.adapters.paddle.buffers import Base, base_of
-from trueup.recording.adapters.paddle.modes import amp, auto_cast, casting, drawing_from, drew, flags, state
+from trueup.recording.adapters.paddle.invocations import amp, auto_cast, casting, drawing_from, drew, flags, state
 from trueup.recording.adapters.paddle.session import RUNNING
 from trueup.recording.adapters.paddle.tensors import dtype_name as name_of
 from trueup.recording.adapters.paddle.tensors import holds, is_dtype
-from trueup.recording.engine import nested, policies, ruled
-from trueup.recording.engine.nested import Place
+from trueup.recording.engine import policies, ruled
 from trueup.recording.engine.ruled import Arguments, CannotSplit, Form, ReturnsArgument, SplitCall, Way
 from trueup.recording.policy_file import PolicyRule
+from trueup.recording.recorder.arguments import Place
+from trueup.recording.recorder.arguments import leaves as leaves_in
+from trueup.recording.recorder.arguments import mapped as mapped_in
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -34,12 +36,12 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 # ---------------------------------------------------------------- tensors
 def mapped(value: Any, change: Callable[[Any], Any], *, kind: type | None = None) -> Any:
     """Return a value with every tensor that holds something (or object of another kind) changed."""
-    return nested.mapped(value, change, holds if kind is None else lambda item: isinstance(item, kind))
+    return mapped_in(value, change, holds if kind is None else lambda item: isinstance(item, kind))
 
 
 def tensors_in(value: Any) -> list[paddle.Tensor]:
     """Return every tensor of a nested value, in order; one that holds nothing stands for an argument that was not given."""
-    return nested.leaves(value, holds)
+    return leaves_in(value, holds)
 
 
 def is_plain(tensor: paddle.Tensor) -> bool:

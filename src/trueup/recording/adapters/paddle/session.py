@@ -34,8 +34,7 @@ from trueup.recording.adapters.paddle.buffers import Buffers, Slots
 from trueup.recording.adapters.paddle.collectives import Collectives, Reductions
 from trueup.recording.adapters.paddle.context import Context, Scopes, SessionCore, ThreadState, enclosing, phase_of
 from trueup.recording.adapters.paddle.gradients import Edges, Graph, Passes
-from trueup.recording.adapters.paddle.invocations import Invocations
-from trueup.recording.adapters.paddle.modes import amp, flags, listed
+from trueup.recording.adapters.paddle.invocations import Invocations, amp, flags, listed
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import (
@@ -49,12 +48,12 @@ from trueup.recording.adapters.paddle.tensors import (
     to_numpy,
 )
 from trueup.recording.engine import environment
-from trueup.recording.engine.checkpointing import link
-from trueup.recording.engine.delivered import Delivered
+from trueup.recording.engine.context import link
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import Running, Threads, running_of
+from trueup.recording.engine.settings import Delivered
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter
 

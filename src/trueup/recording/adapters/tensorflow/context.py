@@ -25,7 +25,8 @@ from tensorflow.python.framework import ops
 from tensorflow.python.util import tf_stack
 
 from trueup.foundation.model import PHASES
-from trueup.recording.engine import scopes
+from trueup.recording.engine.context import Scopes as BaseScopes
+from trueup.recording.engine.context import walk
 from trueup.recording.engine.session import RUN_MODULE, BaseSession, Threads
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def layer_class() -> Any:
     return getattr(module, "Layer", None)
 
 
-class Scopes(scopes.Scopes):
+class Scopes(BaseScopes):
     """Gives each layer, and each weight, its path."""
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Scopes(scopes.Scopes):
         self._weights: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def below(self, root: Any, prefix: str) -> Iterable[tuple[str, Any]]:
-        return scopes.walk(root, prefix, children)
+        return walk(root, prefix, children)
 
     def children(self, layer: Any) -> Iterable[tuple[str, Any]]:
         return children(layer)
@@ -125,7 +126,7 @@ def _held(name: str, value: Any, kind: Any) -> Iterator[tuple[str, Any]]:
 
 def layers_of(model: Any) -> list[tuple[str, Any]]:
     """Return the layers of a model with their paths, the model first: its path is empty."""
-    return list(scopes.walk(model, "", children))
+    return list(walk(model, "", children))
 
 
 # ---------------------------------------------------------------------------------------------------------------- calls

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trueup.recording.engine.monitored_layers import QUERIES, Layers
 from trueup.recording.engine.monitored_step import EDGES, GOLDEN, ITERATIONS
+from trueup.recording.engine.monitoring import QUERIES, Layers
 
 HALVES = (tf.float16, tf.bfloat16)
 

@@ -28,12 +28,10 @@ from trueup.recording.adapters.tensorflow.context import has_weights, layer_clas
 from trueup.recording.adapters.tensorflow.functions import tap, unordered
 from trueup.recording.adapters.tensorflow.monitored_layers import KerasLayers, TensorFlowKernels, read
 from trueup.recording.adapters.tensorflow.session import described, rank_and_world, symbolic
-from trueup.recording.engine.monitored_layers import Floats, Numbers
 from trueup.recording.engine.monitored_step import COUNTS, LOSS, SCALE, SKIPPED, Made, StepProbe
-from trueup.recording.engine.monitoring import Block, Listener, Wanted
-from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.monitoring import Block, Floats, Listener, Numbers, Wanted
+from trueup.recording.engine.replacing import Around, Replacement, WhenLoaded
 from trueup.recording.engine.session import running_of
-from trueup.recording.engine.switching import WhenLoaded
 
 MOMENTA = ("_momentums", "momentums", "_m")  # lists of Keras 3: of Adam and its kind, of SGD, of Adamax
 VARIANCES = ("_velocities",)

@@ -35,19 +35,18 @@ from trueup.recording.adapters.tensorflow.context import (
     phase_of,
 )
 from trueup.recording.adapters.tensorflow.functions import Functions, Programs, PythonFunctions
-from trueup.recording.adapters.tensorflow.gradients import Gradients
-from trueup.recording.adapters.tensorflow.operations import Operations
+from trueup.recording.adapters.tensorflow.gradients import Gradients, Operations
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, Slots, describe_values, holds_numbers, named_tensors
 from trueup.recording.adapters.tensorflow.tf1_sessions import Sessions
-from trueup.recording.engine import environment, steps
-from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine import environment
+from trueup.recording.engine.context import Optimizers as BaseOptimizers
+from trueup.recording.engine.replacing import Around, Replacement, WhenLoaded
 from trueup.recording.engine.session import Running, Threads, running_of
-from trueup.recording.engine.switching import WhenLoaded
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter
 
 
-class Optimizers(steps.Optimizers):
+class Optimizers(BaseOptimizers):
     """Stands around the steps of Keras's optimizers and of those of TensorFlow 1."""
 
     def keras_steps(self) -> Replacement:

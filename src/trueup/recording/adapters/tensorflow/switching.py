@@ -1,4 +1,4 @@
-"""Optimisations of TensorFlow switched off for the whole process (`engine.switching`), whatever the script asks for.
+"""Optimisations of TensorFlow switched off for the whole process (`engine.replacing`), whatever the script asks for.
 
 Eager code and functions read their settings from ``Context.config``, sessions from the ``ConfigProto`` that they are given: both
 are forced to what the switches say when they are read, so a setting that the script makes later does not undo it.
@@ -14,8 +14,7 @@ from tensorflow.python.client import session as client
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from trueup.recording.engine.replacing import Around, Replacement
-from trueup.recording.engine.switching import WhenLoaded
+from trueup.recording.engine.replacing import Around, Replacement, WhenLoaded
 
 NPU = "NpuOptimizer"
 """Name of the optimizer that Ascend's adapter for TensorFlow 1 puts into a session's settings."""

@@ -30,7 +30,7 @@ import torch
 
 from trueup.foundation import kernels
 from trueup.foundation.words.wording import first_line
-from trueup.recording.adapters.torch import transforms
+from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.device_statistics import Pending as OnDevice
 from trueup.recording.adapters.torch.device_statistics import begin, bring
 from trueup.recording.adapters.torch.tensors import PLAIN, STAND_INS, Layout, dense_layout, is_plain, local, parts
@@ -181,8 +181,8 @@ class Buffers:
         """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written. None when
         it has no dense bytes to read (meta, fake, sparse, nested, quantised)."""
         if layout is None:
-            with transforms.outside():
-                tensor = transforms.below(tensor)
+            with modes.outside():
+                tensor = modes.below(tensor)
                 if not _has_bytes(tensor):
                     return None
                 layout = None if tensor.is_neg() or tensor.is_conj() else dense_layout(tensor)

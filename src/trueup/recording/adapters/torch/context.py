@@ -22,8 +22,8 @@ import torch
 
 from trueup.foundation.frameworks.trees import WRAPPERS
 from trueup.recording.adapters.torch.buffers import Buffers
-from trueup.recording.engine import scopes
-from trueup.recording.engine.checkpointing import Run
+from trueup.recording.engine.context import Run
+from trueup.recording.engine.context import Scopes as BaseScopes
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
@@ -171,7 +171,7 @@ class Observing:
 WRAPPER_CLASSES = ("DataParallel", "DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
 
 
-class Scopes(scopes.Scopes):
+class Scopes(BaseScopes):
     """Gives each module of PyTorch its path."""
 
     def below(self, root: torch.nn.Module, prefix: str) -> Iterable[tuple[str, torch.nn.Module]]:

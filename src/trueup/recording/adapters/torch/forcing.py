@@ -24,7 +24,7 @@ from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.recorded_call import Place, from_numpy, restore_random
 from trueup.recording.adapters.torch.tensors import NamedTensors, is_plain
-from trueup.recording.execution.baseline_inputs import BaselineInputs, Kept, Key
+from trueup.recording.execution.recorded import BaselineInputs, Kept, Key
 from trueup.recording.recorder import Call
 
 MARK = "inputs were forced"

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from trueup.recording.adapters.torch import transforms
+from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.context import SessionCore
-from trueup.recording.adapters.torch.random_states import state_of
+from trueup.recording.adapters.torch.modes import state_of
 from trueup.recording.adapters.torch.tensors import describe_values, is_plain, local
-from trueup.recording.engine.invocations import MOST, Encoder
-from trueup.recording.engine.invocations import encode_state as encode_state
 from trueup.recording.recorder import Call
+from trueup.recording.recorder.arguments import MOST, Encoder
+from trueup.recording.recorder.arguments import encode_state as encode_state
 
 MOST_WAITING = 1 << 12
 
@@ -85,7 +85,7 @@ class Invocations:
             self._waiting.clear()
         found = {}
         for kind in self._kinds():
-            with transforms.outside():
+            with modes.outside():
                 found_state = state_of(kind)
                 state = None if found_state is None else bytes(found_state.numpy().tobytes())
             if state is not None and self._states.get(kind) != state:
@@ -126,8 +126,8 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if "out" in kwargs:
         found["out"] = _encode_out(kwargs["out"])
     found["grad"] = torch.is_grad_enabled()
-    if transforms.inside():
-        found["transforms"] = transforms.running()
+    if modes.inside():
+        found["transforms"] = modes.running()
     if casts := autocast():
         found["autocast"] = {kind: str(dtype).removeprefix("torch.") for kind, dtype in casts if dtype is not None}
         if (CACHE_OFF, None) in casts:
@@ -163,8 +163,8 @@ class _Encoder(Encoder):
             return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
         if tensor.is_conj() or tensor.is_neg():
             return found | {"kind": "conjugate or negative view"}
-        if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
-            if samples := transforms.batched(tensor):
+        if modes.inside() and (whole := modes.below(tensor)) is not tensor:
+            if samples := modes.batched(tensor):
                 found["samples"] = samples
             tensor = whole
         try:

@@ -1,14 +1,23 @@
-"""Putting a mode on this thread's stacks and taking it off again, whatever other modes the user has entered since.
+"""What holds around a call of PyTorch: modes on this thread's stacks, random number generators, `torch.func` transforms.
 
-Who leaves a ``with`` block of a mode takes the topmost one off, so ours goes below those of the user. Only a ``DeviceContext``
-(``torch.device`` as a context, ``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13). A mode that says
-that it is ``lowest`` comes next: a policy, whose doing ours are not to see.
+A mode is put on and taken off again, whatever other modes the user has entered since. Who leaves a ``with`` block of a mode takes
+the topmost one off, so ours goes below those of the user. Only a ``DeviceContext`` (``torch.device`` as a context,
+``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13). A mode that says that it is ``lowest`` comes next:
+a policy, whose doing ours are not to see.
+
+Generators are those of the host, of devices, and those that a call is given.
+
+Inside ``vmap`` a function is given tensors of one sample; what exists is one tensor with all samples. That one is recorded, with
+the dimension along which they lie, so that the function can be called inside such a ``vmap`` again: once for all samples, by
+the kernels that the capture saw. ``grad``, ``jvp`` and ``vjp`` wrap the tensors whose values they follow; the values are those of
+plain tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +28,16 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Mode: TypeAlias = "TorchFunctionMode | TorchDispatchMode"
+
+State = list[tuple[Callable[[torch.Tensor], None], torch.Tensor]]
+"""For each generator what sets it, and where it stands."""
+
+MOST_TRANSFORMS = 16
+RANDOMNESS = ("error", "same", "different")
+LARGEST_BATCH = 1 << 24
+
+Transform = Mapping[str, Any]
+"""``{"vmap": samples, "randomness": "error"}``, or ``{"other": "Grad"}``."""
 
 
 def put_on(mode: Mode) -> None:
@@ -82,3 +101,149 @@ def _operations(mode: Mode) -> tuple[Callable[[], int], Callable[[], Any], Calla
     if isinstance(mode, TorchFunctionMode):
         return torch._C._len_torch_function_stack, functions._pop_mode, functions._push_mode
     return torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode
+
+
+def state_of(device: str) -> torch.Tensor | None:
+    """Return where the default generator of a device stands; None where it has none, or cannot be asked now."""
+    kind = device.partition(":")[0]
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        state = torch.get_rng_state() if kind == "cpu" else torch.get_device_module(kind).get_rng_state(*_which(device))
+    except (RuntimeError, AttributeError):  # meta, a backend without generators, or inside a torch.func transform
+        return None
+    return state.cpu() if isinstance(state, torch.Tensor) else None
+
+
+def set_state(device: str, state: torch.Tensor) -> None:
+    """Set the default generator of a device to a state, if it takes it: a GPU's cannot go on from a CPU's."""
+    kind = device.partition(":")[0]
+    with suppress(RuntimeError, TypeError, AttributeError):
+        if kind == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(kind).set_rng_state(state, *_which(device))
+
+
+def _which(device: str) -> tuple[str, ...]:
+    """Name a device where there are several of its kind; backends that have one generator take no name (MPS)."""
+    kind, number, _ = device.partition(":")
+    return (device,) if number and torch.get_device_module(kind).device_count() > 1 else ()
+
+
+class Generators:
+    """The default generators of the host and of some devices, and those among a call's arguments."""
+
+    def __init__(self, devices: Iterable[torch.device | str], arguments: Iterable[Any] = ()) -> None:
+        self._devices = [name for name in dict.fromkeys(map(str, devices)) if not name.startswith(("cpu", "meta"))]
+        self._given = [value for value in arguments if isinstance(value, torch.Generator)]
+
+    def state(self) -> State:
+        """Return where they stand; a device that does not tell is left out."""
+        found: State = [(torch.set_rng_state, torch.get_rng_state())]
+        for device in self._devices:
+            if (state := state_of(device)) is not None:
+                found.append((partial(set_state, device), state))
+        return found + [(generator.set_state, generator.get_state()) for generator in self._given]
+
+    def drew(self, before: State) -> bool:
+        """Tell whether numbers were drawn since."""
+        pairs = zip(self.state(), before, strict=True)
+        return any(now.numpy().tobytes() != then.numpy().tobytes() for (_, now), (_, then) in pairs)
+
+
+def put(state: State) -> None:
+    """Set generators back to where they stood."""
+    for put_back, value in state:
+        put_back(value)
+
+
+@contextmanager
+def drawing_from(generators: Generators, state: State | None = None) -> Iterator[None]:
+    """Draw from a state in a block, and let the generators stand afterwards where they stand now."""
+    now = generators.state()
+    put(state or [])
+    try:
+        yield
+    finally:
+        put(now)
+
+
+def inside() -> bool:
+    """Tell whether a transform runs."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def outside() -> AbstractContextManager[Any]:
+    """Leave the transforms that are running: inside them whatever we compute would be transformed too."""
+    if not inside():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
+
+
+def below(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that holds the bytes of one inside transforms: all samples of a vmap at once."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def batched(tensor: torch.Tensor) -> list[list[int]]:
+    """Return ``[level, dimension]`` of the samples of each vmap that a tensor is inside of, innermost vmap first. A dimension is
+    one of the tensor without those of the vmaps before it in the list; levels count from 1, the outermost."""
+    found, functorch = [], torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            found.append([functorch.maybe_get_level(tensor), functorch.maybe_get_bdim(tensor)])
+        tensor = functorch.get_unwrapped(tensor)
+    return found
+
+
+def running() -> list[dict[str, Any]]:
+    """Return the transforms that are running, outermost first."""
+    from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
+
+    return [
+        {"vmap": int(one.batch_size()), "randomness": one.randomness()} if isinstance(one, VmapInterpreter)
+        else {"other": one.key().name}
+        for one in retrieve_all_functorch_interpreters()
+    ]  # fmt: skip
+
+
+def is_known(transforms: Any) -> bool:
+    """Tell whether a description from a file is one that `running` may have made."""
+    if not isinstance(transforms, list) or len(transforms) > MOST_TRANSFORMS:
+        return False
+    return all(isinstance(one, dict) and (_is_vmap(one) or isinstance(one.get("other"), str)) for one in transforms)
+
+
+def _is_vmap(one: Mapping[str, Any]) -> bool:
+    size = one.get("vmap")
+    return type(size) is int and 0 < size <= LARGEST_BATCH and one.get("randomness") in RANDOMNESS
+
+
+def execute(
+    transforms: Sequence[Transform], tensors: Sequence[torch.Tensor], levels: Sequence[Mapping[int, int]],
+    call: Callable[[list[torch.Tensor]], None],
+) -> None:  # fmt: skip
+    """Call a function inside the same vmaps, as `running` gave them, on tensors with all samples; ``levels`` are their dimensions
+    of samples by the level of the vmap (`batched`). ``call`` is given the tensors of one sample, and what it computes it has to
+    keep, by `below`."""
+    sizes = [(level, one) for level, one in enumerate(transforms, start=1) if "vmap" in one]
+
+    def enter(depth: int, given: Sequence[torch.Tensor]) -> None:
+        if depth == len(sizes):
+            call(list(given))
+            return
+        level, one = sizes[depth]
+
+        def sample(index: torch.Tensor, *inner: torch.Tensor) -> torch.Tensor:
+            enter(depth + 1, inner)
+            return index
+
+        dims = (0, *(places.get(level) for places in levels))
+        torch.vmap(sample, in_dims=dims, randomness=one["randomness"])(torch.arange(one["vmap"]), *given)
+
+    enter(0, tensors)

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trueup.recording.engine.monitored_layers import QUERIES, Layers
-from trueup.recording.engine.monitoring import FRAMEWORKS, PLANS, callers
+from trueup.recording.engine.monitoring import FRAMEWORKS, PLANS, QUERIES, Layers, callers
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -30,9 +30,8 @@ from trueup.recording.adapters.torch.context import paths, wrapped
 from trueup.recording.adapters.torch.environment import describe_run, rank_and_world
 from trueup.recording.adapters.torch.models import optimizer_facts
 from trueup.recording.adapters.torch.monitored_layers import HALVES, TorchLayers, collectives
-from trueup.recording.engine.monitored_layers import Floats, Numbers
 from trueup.recording.engine.monitored_step import DIGEST_BITS, EDGES, GOLDEN, ITERATIONS, Made, StepProbe
-from trueup.recording.engine.monitoring import Block, Listener, Wanted, labels
+from trueup.recording.engine.monitoring import Block, Floats, Listener, Numbers, Wanted, labels
 from trueup.recording.engine.replacing import Around
 
 MOMENTUM = ("exp_avg", "momentum_buffer")  # state of Adam and its kind, of SGD

@@ -33,9 +33,9 @@ from torch.utils._pytree import tree_map_only
 from trueup.foundation.facts.operators import has
 from trueup.foundation.store.segment import numpy_dtype
 from trueup.foundation.words.wording import first_line
-from trueup.recording.adapters.torch import transforms
+from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, Operator, _outputs, name_of
-from trueup.recording.adapters.torch.random_states import set_state
+from trueup.recording.adapters.torch.modes import set_state
 from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
 from trueup.recording.execution import decoding
 from trueup.recording.execution.decoding import damaged, extent, natural, placed
@@ -393,7 +393,7 @@ class Rebuilt:
     """Slots whose elements were drawn to match recorded numbers."""
     unwritten: list[str] = field(default_factory=list)
     """Slots that nobody had written before the call."""
-    transforms: Sequence[transforms.Transform] = ()
+    transforms: Sequence[modes.Transform] = ()
     """Those of `torch.func` that it was made in."""
     samples: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """Slots with all samples of a vmap: where those lie, by the level of the vmap."""
@@ -418,9 +418,9 @@ class Rebuilt:
             inner = {id(self.inputs[slot]): tensor for slot, tensor in zip(slots, given, strict=True)}
             args, kwargs = tree_map_only(torch.Tensor, lambda t: inner.get(id(t), t), (self.args, self.kwargs))
             result = self.function(*args, **kwargs)
-            self.outputs = self._named(tree_map_only(torch.Tensor, transforms.below, result))
+            self.outputs = self._named(tree_map_only(torch.Tensor, modes.below, result))
 
-        transforms.execute(self.transforms, [self.inputs[slot] for slot in slots], list(self.samples.values()), call)
+        modes.execute(self.transforms, [self.inputs[slot] for slot in slots], list(self.samples.values()), call)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -492,7 +492,7 @@ def _rebuild(
     args, kwargs = builder.arguments(invocation)
     enabled = bool(invocation.get("grad", False)) or grad
     around = invocation.get("transforms") or []
-    if not transforms.is_known(around):
+    if not modes.is_known(around):
         damaged()
     if grad and around:
         raise NotReplayable("it is the backward of a call inside a torch.func transform; its aten calls are executed instead")

@@ -15,13 +15,13 @@ from torch.nn.parameter import is_lazy
 
 from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, UNVERSIONED
 from trueup.recording.adapters.torch.gradients import ACCUMULATE, MAX_NODES, next_node
-from trueup.recording.adapters.torch.random_states import Generators, drawing_from
+from trueup.recording.adapters.torch.modes import Generators, drawing_from
 from trueup.recording.adapters.torch.tensors import mapped as mapped
 from trueup.recording.adapters.torch.tensors import tensors_in as tensors_in
 from trueup.recording.engine import policies
-from trueup.recording.engine.nested import Place
 from trueup.recording.engine.ruled import Arguments, CannotSplit, Copies, Form, ReturnsArgument, SplitCall, Way, failed, set_to
 from trueup.recording.policy_file import PolicyRule
+from trueup.recording.recorder.arguments import Place
 
 PLAIN_NAMES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 NOT_PLAIN = ("torch.ops.",)

@@ -27,7 +27,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueup.foundation import kernels
-from trueup.recording.adapters.torch import models, transforms
+from trueup.recording.adapters.torch import models, modes
 from trueup.recording.adapters.torch.buffers import Buffers, Storage, in_host_memory, resolve
 from trueup.recording.adapters.torch.collectives import Collectives
 from trueup.recording.adapters.torch.compiling import Compiling, FollowingMode
@@ -63,11 +63,11 @@ from trueup.recording.adapters.torch.tensors import (
     quick_module,
 )
 from trueup.recording.engine import session as engine
-from trueup.recording.engine.checkpointing import link
-from trueup.recording.engine.delivered import Delivered
+from trueup.recording.engine.context import link
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Signatures, Threads, execute_module, running_of
+from trueup.recording.engine.settings import Delivered
 from trueup.recording.recorder import Call, CaptureOptions, Slot
 from trueup.recording.recorder.arguments import MAX_VALUES
 from trueup.recording.recorder.recorder import ARGUMENTS
@@ -342,7 +342,7 @@ class Slots:
                 local(tensor), lambda can: self._at_length(call, name, tensor, storage, producer, now, late=True, readable=can)
             ):
                 return
-        if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
+        if modes.inside() and (whole := modes.below(tensor)) is not tensor:
             tensor, storage = whole, None  # all samples of a vmap: the tensor that exists, and that is measured
         layout = layout_of(tensor)
         part = None

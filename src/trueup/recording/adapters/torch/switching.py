@@ -1,4 +1,4 @@
-"""Optimisations of PyTorch that no setting switches off for the whole process, switched off (`engine.switching`)."""
+"""Optimisations of PyTorch that no setting switches off for the whole process, switched off (`engine.replacing`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from trueup.recording.engine.replacing import Replacement
-from trueup.recording.engine.switching import WhenLoaded
+from trueup.recording.engine.replacing import Replacement, WhenLoaded
 
 PLAIN = ("eager", "aot_eager", "aot_eager_decomp_partition")
 """Backends that generate no code."""

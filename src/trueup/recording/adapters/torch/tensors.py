@@ -30,8 +30,7 @@ import torch
 
 from trueup.foundation import kernels
 from trueup.foundation.toml import packaged
-from trueup.recording.engine import nested
-from trueup.recording.recorder import Slot, Tensor
+from trueup.recording.recorder import Slot, Tensor, arguments
 from trueup.recording.recorder.arguments import MAX_DEPTH, Arguments, key_text
 from trueup.recording.recorder.rows import is_contiguous
 
@@ -247,7 +246,7 @@ named_tensors = _fastest()
 def mapped(value: Any, change: Callable[[Any], Any], *, kind: type | None = None) -> Any:
     """Return a value with every tensor in it (or object of another kind) changed; what holds none changed is returned as it is."""
     wanted = torch.Tensor if kind is None else kind
-    return nested.mapped(value, change, lambda item: isinstance(item, wanted), _packed)
+    return arguments.mapped(value, change, lambda item: isinstance(item, wanted), _packed)
 
 
 def _packed(value: Any, inner: Callable[[Any], Any]) -> Any:
@@ -256,12 +255,12 @@ def _packed(value: Any, inner: Callable[[Any], Any]) -> Any:
     names = ("data", "sorted_indices", "unsorted_indices")  # the batch sizes stay on the host
     old = [getattr(value, name) for name in names]
     new = [inner(item) for item in old]
-    return nested.same_or(value, new, old, lambda new: value._replace(**dict(zip(names, new, strict=True))))
+    return arguments.same_or(value, new, old, lambda new: value._replace(**dict(zip(names, new, strict=True))))
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return every tensor of a nested value, in order."""
-    return nested.leaves(value, lambda item: isinstance(item, torch.Tensor), _packed)
+    return arguments.leaves(value, lambda item: isinstance(item, torch.Tensor), _packed)
 
 
 class Layout:
