@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from trueup.recording.engine import built
-from trueup.recording.engine.built import Built, alive
+from trueup.recording.engine import replacing
+from trueup.recording.engine.replacing import Built, alive
 
 
 class Base:
@@ -54,7 +54,8 @@ def notes() -> list[str]:
 @pytest.fixture
 def watching(notes: list[str]) -> Iterator[Built]:
     before = {kind: dict(vars(kind)) for kind in (Base, Derived, Apart, Above, Options, Namespace)}
-    watching = Built((Base, Options), [("settings_made_late", "Late"), ("trueup.recording.engine.built", "Built")], notes.append)
+    named = [("settings_made_late", "Late"), ("trueup.recording.engine.replacing", "Built")]
+    watching = Built((Base, Options), named, notes.append)
     yield watching
     watching.close()
     gc.collect()
@@ -66,7 +67,7 @@ def ids(found: list[Any]) -> set[int]:
 
 
 def test_what_is_built_is_known_and_what_is_gone_is_not(watching: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built, "alive", None)  # no search any more
+    monkeypatch.setattr(replacing, "alive", None)  # no search any more
     kept = [Base(), Derived("a"), Apart(), Above(), Namespace(lr=1)]
     assert kept[1].names == ("a",)
     assert kept[3].names == ("above",)
@@ -102,19 +103,19 @@ def test_what_is_older_is_searched_for_once(notes: list[str]) -> None:
 
 
 def test_in_a_process_that_holds_too_much_nothing_is_searched_for(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built, "MOST_BLOCKS", 0)
+    monkeypatch.setattr(replacing, "MOST_BLOCKS", 0)
     kept = Base()
     watching = Built((Base,), [], notes.append)
     assert watching.of(Base) == []
     watching.close()
-    assert notes == [built.TOO_MANY]
+    assert notes == [replacing.TOO_MANY]
     assert kept.names == ()
 
 
 def test_a_class_is_watched_once_its_module_is_loaded(watching: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings_made_late.py").write_text("class Late:\n    def __init__(self):\n        pass\n\nFIRST = Late()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(built, "alive", None)
+    monkeypatch.setattr(replacing, "alive", None)
     late = importlib.import_module("settings_made_late")
     second = late.Late()
     assert watching.of(late.Late) == [second]

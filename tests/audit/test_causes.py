@@ -23,7 +23,7 @@ from trueup.foundation.model import CallKey, Finding, SlotComparison, TensorStat
 from trueup.foundation.settings import differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
-from trueup.foundation.words.setting_sentence import setting_text, settings_text
+from trueup.foundation.words.setup_sentence import setting_text, settings_text
 from verdict.captures import Recording, compared, normal
 
 CELLS = {

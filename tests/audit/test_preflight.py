@@ -32,7 +32,7 @@ from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing, seeds_of
 from trueup.foundation.store import Capture
-from trueup.foundation.words.setting_sentence import settings_text
+from trueup.foundation.words.setup_sentence import settings_text
 from trueup.recording.adapters.torch.buffers import in_host_memory
 from trueup.recording.engine.environment import code
 from trueup.recording.engine.settings import Delivered, arguments

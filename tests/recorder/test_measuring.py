@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trueup.foundation import kernels
-from trueup.recording.engine import measuring
+from trueup.recording.recorder import rows
 from trueup.recording.recorder.rows import Statistics
 
 RNG = np.random.default_rng(0)
@@ -21,7 +21,7 @@ ARRAYS = {
 
 def measured(array: np.ndarray, detail: str, *, kind: int | None) -> Statistics:
     strides = tuple(stride // array.itemsize for stride in array.strides)
-    return measuring.measure(array.__array_interface__["data"][0], kind, array.shape, strides, lambda: array, detail)
+    return rows.measure(array.__array_interface__["data"][0], kind, array.shape, strides, lambda: array, detail)
 
 
 @pytest.mark.skipif(kernels.native() is None, reason="the compiled kernel was not built")
@@ -39,7 +39,7 @@ def test_both_ways_give_the_same(name: str, detail: str) -> None:
 
 def test_a_view_shows_memory_and_keeps_its_owner() -> None:
     owner = np.arange(12, dtype=np.int32)
-    view = measuring.view(owner, owner.__array_interface__["data"][0] + 4, (2, 3), (6, 2), owner.dtype)
+    view = rows.view(owner, owner.__array_interface__["data"][0] + 4, (2, 3), (6, 2), owner.dtype)
     assert view.tolist() == [[1, 3, 5], [7, 9, 11]]
     assert not view.flags.writeable
     owner[1] = 99

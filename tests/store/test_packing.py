@@ -12,8 +12,9 @@ import pytest
 
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Capture, durable, open_capture, packing, parts, sketch_matrix
-from trueup.foundation.store.packing import compact
+from trueup.foundation.store import Capture, durable, open_capture, parts, sketch_matrix
+from trueup.foundation.store import writer as writing
+from trueup.foundation.store.writer import compact
 
 from .captures import columns, files, writer
 
@@ -56,8 +57,8 @@ def test_a_packed_capture_reads_as_before(tmp_path: Path) -> None:
 
 
 def test_many_parts_are_cut_into_groups_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "GROUP", 30)
-    monkeypatch.setattr(packing, "FILE", 60)
+    monkeypatch.setattr(writing, "GROUP", 30)
+    monkeypatch.setattr(writing, "FILE", 60)
     run = run_of(tmp_path / "run")
     expected = read(open_capture(run))
     assert compact(open_capture(run)).files == 2
@@ -123,14 +124,14 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_does_not_read_back_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path / "run")
     expected = read(open_capture(run))
-    whole = packing.encoded
+    whole = writing.encoded
 
     def flipped(*given: object) -> list[bytes]:
         content = bytearray(b"".join(map(bytes, whole(*given))))
         content[len(content) // 3] ^= 16
         return [bytes(content)]
 
-    monkeypatch.setattr(packing, "encoded", flipped)
+    monkeypatch.setattr(writing, "encoded", flipped)
     with pytest.raises(TrueupError, match="did not read back as what was packed, and was removed"):
         compact(open_capture(run))
     assert read(open_capture(run)) == expected

@@ -12,8 +12,8 @@ with rows in memory. Knows `graph.streams`, `store` and `model`; knows no framew
 go through `trueup.analysis.anomalies.judging.across_ranks` afterwards.
 """
 
-from trueup.analysis.anomalies.across_steps import Memory
 from trueup.analysis.anomalies.classifying import classify
+from trueup.analysis.anomalies.effects import Memory
 from trueup.analysis.anomalies.judging import overflow
 from trueup.foundation.facts.anomaly import Anomaly, StepAnomalies
 

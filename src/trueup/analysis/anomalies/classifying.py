@@ -21,8 +21,20 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from trueup.analysis.anomalies.across_steps import Memory, grown, lasting_slots, read_slots, remember, scale_steps
-from trueup.analysis.anomalies.effects import Sites, led_to, place_of, slot_of, slots_of, step_of
+from trueup.analysis.anomalies.effects import (
+    Memory,
+    Sites,
+    grown,
+    lasting_slots,
+    led_to,
+    place_of,
+    read_slots,
+    remember,
+    scale_steps,
+    slot_of,
+    slots_of,
+    step_of,
+)
 from trueup.analysis.anomalies.flow import INF, Flow, Source
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies

@@ -30,9 +30,20 @@ from typing import Any
 import numpy as np
 
 from trueup.analysis.anomalies import flow
-from trueup.analysis.anomalies.across_steps import Memory, scale_findings
 from trueup.analysis.anomalies.classifying import classify_stream
-from trueup.analysis.anomalies.effects import Run, Sites, in_order, led_to, place_of, policy_row, repetitions, settle, slots_of
+from trueup.analysis.anomalies.effects import (
+    Memory,
+    Run,
+    Sites,
+    in_order,
+    led_to,
+    place_of,
+    policy_row,
+    repetitions,
+    scale_findings,
+    settle,
+    slots_of,
+)
 from trueup.analysis.anomalies.flow import maker, unmeasured
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, distinct
 from trueup.comparison.result.comparing import compare

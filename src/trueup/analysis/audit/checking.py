@@ -48,8 +48,8 @@ from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.declared import Overlap, framework_of, require_records
-from trueup.foundation.words.layout_sentence import ranks_text
 from trueup.foundation.words.reasons import in_words
+from trueup.foundation.words.setup_sentence import ranks_text
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 
 STEPS = 8

@@ -39,7 +39,7 @@ from trueup.foundation.settings import (
     seeds_of,
 )
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.words.setting_sentence import BASELINE, CANDIDATE, setting_text, some, subject, value
+from trueup.foundation.words.setup_sentence import BASELINE, CANDIDATE, setting_text, some, subject, value
 from trueup.foundation.words.wording import counted, user_source
 
 LIKE_RANK_0 = ("optimizer", "scaler", "module", "switch", "version")  # equal on all ranks

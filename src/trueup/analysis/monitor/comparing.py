@@ -45,7 +45,7 @@ from trueup.foundation.settings import differing as differing_settings
 from trueup.foundation.store import Capture
 from trueup.foundation.store.series import AT_A_TIME, SeriesReader
 from trueup.foundation.words.reasons import in_words
-from trueup.foundation.words.setting_sentence import subject
+from trueup.foundation.words.setup_sentence import subject
 from trueup.foundation.words.wording import counted, in_runs, number, percent
 
 FEWEST = 20  # steps of a series that tell its noise

@@ -22,7 +22,7 @@ from trueup.foundation.model import DETAILS, Finding, Result
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, values_by_step
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.sentence import argument_name, changed_arguments
-from trueup.foundation.words.setting_sentence import setting_text
+from trueup.foundation.words.setup_sentence import setting_text
 from trueup.foundation.words.wording import ELLIPSIS, one_line
 from trueup.recording.policy_file import SCALARS, exactly, in_toml
 from trueup.recording.recorder import launch

@@ -30,7 +30,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trueup.analysis.anomalies import Memory, StepAnomalies, classify
-from trueup.analysis.anomalies.across_steps import LEAST, OFTEN, SHARE
+from trueup.analysis.anomalies.effects import LEAST, OFTEN, SHARE
 from trueup.analysis.watch import saving
 from trueup.analysis.watch.saving import CannotRerun, Hit, Rerun
 from trueup.foundation.model import TrueupError
@@ -306,7 +306,7 @@ class LossScale:
 
     @property
     def failing(self) -> bool:
-        """Whether the scale fell often or to 1, by the rule of `trueup.analysis.anomalies.across_steps`."""
+        """Whether the scale fell often or to 1, by the rule of `trueup.analysis.anomalies.effects`."""
         often = self.late >= OFTEN and self.late > SHARE * self.since_good
         return often or (self.lowest <= LEAST and self.skipped > 0)
 

@@ -36,7 +36,7 @@ from trueup.foundation.model import Finding, TensorStats
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing, modules_of
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
-from trueup.foundation.words.setting_sentence import settings_text
+from trueup.foundation.words.setup_sentence import settings_text
 from trueup.foundation.words.wording import one_line
 
 SCALES = 2.0**-20

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trueup.comparison.layout.joined import Joined
-from trueup.comparison.result.beginnings import Beginnings
 from trueup.comparison.result.causes import CASTING, Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.gradients import Norm, norms_of, with_norms
 from trueup.comparison.result.layouts import joined as joined_ranks
 from trueup.comparison.result.layouts import not_told, other_layouts, with_ranks
 from trueup.comparison.result.micro_batches import with_lost
-from trueup.comparison.result.reaching import is_set_otherwise
+from trueup.comparison.result.reaching import Beginnings, is_set_otherwise
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.same import same_runs
 from trueup.comparison.result.shown import Alone, Lacking, Unmade, passes_counts, passes_text, shown
@@ -52,10 +51,9 @@ from trueup.foundation.frameworks.trees import TIED
 from trueup.foundation.model import Finding, Occurrence, Result
 from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.words.layout_sentence import TWO_LAYOUTS
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
-from trueup.foundation.words.setting_sentence import set_otherwise, settings_text
+from trueup.foundation.words.setup_sentence import TWO_LAYOUTS, set_otherwise, settings_text
 
 ALIKE_NAMED = 20
 """Calls of a culprit's kind that are named beside it; all are counted, and marked in the table of calls."""

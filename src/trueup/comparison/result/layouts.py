@@ -27,7 +27,7 @@ from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
 from trueup.foundation.store import Capture
 from trueup.foundation.store.columns import Overview
-from trueup.foundation.words import layout_sentence as said
+from trueup.foundation.words import setup_sentence as said
 from trueup.foundation.words.sentence import HEADS, evidence, verdict_lines
 from trueup.foundation.words.wording import counted
 
@@ -133,7 +133,7 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     found = [dataclasses.replace(one, victims=most) for one in found]
     told = [_added_otherwise(_travelled(one, sides), sides[1]) for one in before]
     culprits = [_half_reduced(_swapped(_scaled(one, sides[1]), sides), sides[1]) for one in [*told, *found]]
-    notes = [said.PUT_TOGETHER.format(layouts), *(said.BASELINE.format(one.cause) for one in of_baseline), *result.notes]
+    notes = [said.PUT_TOGETHER.format(layouts), *(said.OF_BASELINE.format(one.cause) for one in of_baseline), *result.notes]
     doubts = [*_undeclared(sides), *_doubts(sides)] if result.verdict == "inconclusive" else []
     notes[1:1] = doubts
     alone = sum(side.alone for side in sides)

@@ -27,8 +27,8 @@ from trueup.comparison.layout.pieces import Array, Piece, put_together
 from trueup.comparison.layout.standing import MICRO, standing_of
 from trueup.foundation.model import Result
 from trueup.foundation.store import Capture
-from trueup.foundation.words.layout_sentence import one_micro_batch
 from trueup.foundation.words.sentence import verdict_lines
+from trueup.foundation.words.setup_sentence import one_micro_batch
 
 FEWEST = 8
 """Elements of a gradient from which on it is held against terms: two random directions of 8 dimensions are within an angle of

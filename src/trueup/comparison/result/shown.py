@@ -27,7 +27,7 @@ from trueup.foundation.facts.slots import is_input
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import LANES, CallKey
 from trueup.foundation.words.sentence import argument_name
-from trueup.foundation.words.setting_sentence import some
+from trueup.foundation.words.setup_sentence import some
 from trueup.foundation.words.wording import is_own, one_line, user_source
 
 PARAM = "param."

@@ -311,15 +311,15 @@ def overflow(
     """
     with loading():
         from trueup.analysis.anomalies import overflow as judge
-        from trueup.doors.report.overflow import document, render, save_page
+        from trueup.doors.report.audit import overflow_document, render_overflow, save_overflow
         from trueup.doors.report.terminal import Terminal, print_saved
 
     result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
     console = Terminal()
-    render(result, console)
+    render_overflow(result, console)
     for folder in filter(None, (output, html)):
-        print_saved(save_page(result, folder), console)
-    save_as_json(lambda: document(result), json, console)
+        print_saved(save_overflow(result, folder), console)
+    save_as_json(lambda: overflow_document(result), json, console)
     return result.exit_code
 
 

@@ -194,7 +194,7 @@ def compact(
     from trueup.doors.report.progress import shown
     from trueup.foundation.progress import leaving
     from trueup.foundation.store import open_capture
-    from trueup.foundation.store.packing import compact as pack
+    from trueup.foundation.store.writer import compact as pack
 
     if (url := url_of(path)) is not None:
         raise UsageError(f"{url} lies on object storage.\n  expected: a folder\n  next:     compact it before `trueup push`")
@@ -272,7 +272,7 @@ def triage(
 
     from trueup.analysis.triage import triage as run
     from trueup.analysis.triage.running import load
-    from trueup.doors.report.overflow import save_page
+    from trueup.doors.report.audit import save_overflow
     from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal, print_saved
     from trueup.doors.report.triage import document, render, save, trials_progress
@@ -284,7 +284,7 @@ def triage(
     with shown(below=True), leaving(f"its runs are in {output or 'trueup-triage'}: the same command goes on there"):
         found = run(
             command, output, baseline=baseline, steps=steps, timeout=timeout or None, table=table, every=every, tell=tell,
-            save_page=save_page,
+            save_page=save_overflow,
         )  # fmt: skip
     render(found, console)
     print_saved(save(found), console)

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trueup.doors.report.terminal import entry, labelled, listing, print_lines, print_more_by_limit, print_next
-from trueup.foundation.words.setting_sentence import value
+from trueup.foundation.words.setup_sentence import value
 from trueup.foundation.words.wording import clean, counted, sci, shorten
 
 if TYPE_CHECKING:

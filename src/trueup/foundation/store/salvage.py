@@ -26,9 +26,9 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.store import layout, parts
 from trueup.foundation.store.durable import RANK_LIMIT, side_by_side
 from trueup.foundation.store.layout import read_object
-from trueup.foundation.store.packing import inspect_packed
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import open_segment
+from trueup.foundation.store.writer import inspect_packed
 
 HEAP = 64  # parts that a task looks at
 

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.foundation.words.wording import unified_diff
-from trueup.migration.rewrites.catalogue import Kind, Rewrite, catalogue
-from trueup.migration.rewrites.masks import asked_of, note_masks
+from trueup.migration.rewrites.catalogue import Kind, Rewrite, asked_of, catalogue, note_masks
 
 
 @dataclass(frozen=True)

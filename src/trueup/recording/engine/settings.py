@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import AUTOCAST, DTYPE, LIES, TIED, TRAINED, OptimizerFacts, path
 from trueup.foundation.redaction import redacted
-from trueup.recording.engine.built import Built
-from trueup.recording.engine.replacing import Around
+from trueup.recording.engine.replacing import Around, Built
 
 SCALARS = (bool, int, float, str, type(None))
 LONGEST_LIST = 16

@@ -4,6 +4,8 @@ A row is six references in a list of all rows: everything that repeats from step
 like) is an object made once, and becomes columns by its number (`columns`). So a row costs the training no object, which Python's
 garbage collector would look at again and again until the row is written, and it costs the writer's thread a few look-ups.
 
+Statistics of a tensor in host memory are measured by the compiled kernel straight from its address, else by NumPy.
+
 Memory for payload on its way to the disk: large slabs, used again and again.
 
 Fresh memory costs a page fault for every 4 KB, which is more than the copy itself. A slab lies in huge pages, where the system has
@@ -16,7 +18,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.foundation import kernels
+from trueup.foundation.model import PACKED
 from trueup.foundation.store.segment import ALIGNMENT
 
 
@@ -227,3 +230,45 @@ def _memory(size: int) -> NDArray[np.uint8]:
     memory = np.frombuffer(mapped, np.uint8)
     start = -memory.__array_interface__["data"][0] % HUGE_PAGE
     return memory[start : start + size]
+
+
+class _Memory:
+    """Host memory that somebody owns, and whom it keeps alive, for NumPy to look at."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, owner: Any, start: int, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3, "typestr": dtype.str, "shape": tuple(shape), "data": (start, True),
+            "strides": tuple([stride * dtype.itemsize for stride in strides]),
+        }  # fmt: skip
+
+
+def view(owner: Any, start: int, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """View host memory, kept alive by its owner, as NumPy, read only; ``strides`` count elements. Other dtypes are views of what
+    NumPy knows."""
+    array: NDArray[Any] = np.asarray(_Memory(owner, start, shape, strides, dtype))
+    return array
+
+
+def measure(
+    start: int, kind: int | None, shape: tuple[int, ...], strides: tuple[int, ...], array: Callable[[], NDArray[Any]], detail: str,
+    threads: int = 1,
+) -> Statistics:  # fmt: skip
+    """Measure host memory from the address ``start`` (0: sizes without memory), with ``strides`` in elements: its digest, unless
+    the detail is ``digest`` its statistics, and for ``tensor`` its bytes, a view that whoever keeps them copies. ``kind`` is the
+    compiled kernel's number of the dtype, None where ``array``, the tensor as NumPy, is measured."""
+    kernel = kernels.native()
+    if kernel is None or kind is None or (not start and 0 not in shape):
+        stats = Statistics(digest=kernels.digest(array()))
+        if detail != "digest":
+            stats.values = np.empty(PACKED)
+            kernels.summarize(array(), stats.values)
+    elif detail == "digest":
+        stats = Statistics(None, kernel.measure(start, kind, shape, strides, 0, threads))
+    else:
+        stats = Statistics(*kernel.measured(start, kind, shape, strides, threads))
+    if detail == "tensor":
+        stats.data = array()
+    return stats

@@ -16,8 +16,7 @@ from paddle.optimizer import Optimizer
 
 from trueup.recording.adapters.paddle.context import SessionCore, ThreadState
 from trueup.recording.engine import context
-from trueup.recording.engine.built import kinds_below
-from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.replacing import Around, Replacement, kinds_below
 from trueup.recording.recorder import Call
 
 STEP = "paddle.amp.GradScaler.step"

@@ -15,8 +15,7 @@ from paddle.base import core
 
 from trueup.foundation import kernels
 from trueup.foundation.toml import packaged
-from trueup.recording.engine import measuring
-from trueup.recording.recorder import Slot, Statistics, Tensor
+from trueup.recording.recorder import Slot, Statistics, Tensor, rows
 from trueup.recording.recorder.arguments import MAX_DEPTH, Arguments, key_text
 from trueup.recording.recorder.rows import is_contiguous
 
@@ -169,7 +168,7 @@ def to_numpy(tensor: paddle.Tensor, layout: Layout) -> NDArray[Any]:
     if not layout.numel:
         return np.empty(layout.shape, dtype)
     raw = np.dtype(f"u{dtype.itemsize}") if layout.described.dtype in _OURS else dtype
-    return measuring.view(tensor, tensor.data_ptr(), layout.shape, layout.strides, raw).view(dtype)
+    return rows.view(tensor, tensor.data_ptr(), layout.shape, layout.strides, raw).view(dtype)
 
 
 def in_host_memory(value: Any) -> NDArray[Any] | None:
@@ -188,6 +187,6 @@ def measure(tensor: paddle.Tensor, layout: Layout, detail: str) -> Statistics:
     if layout.described.device != "cpu":
         tensor = tensor.detach().cpu()
         layout = Layout(layout.described.dtype, tuple(tensor.shape), tuple(tensor.get_strides()), "cpu")
-    return measuring.measure(
+    return rows.measure(
         tensor.data_ptr(), layout.host_kind, layout.shape, layout.strides, lambda: to_numpy(tensor, layout), detail
     )

@@ -40,8 +40,7 @@ from tensorflow.python.framework import auto_control_deps, func_graph
 from tensorflow.python.ops import script_ops
 
 from trueup.foundation.frameworks.dialect import device_name
-from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, number_of
-from trueup.recording.adapters.tensorflow.tensors import NamedTensors, slot_of
+from trueup.recording.adapters.tensorflow.context import NamedTensors, Node, SessionCore, ThreadState, number_of, slot_of
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Statistics
 

@@ -40,8 +40,19 @@ from tensorflow.python.ops import custom_gradient
 
 from trueup.foundation.facts.operators import has
 from trueup.foundation.frameworks.dialect import PASSED_OVER, READS
-from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, is_backward, number_of, phase_of
-from trueup.recording.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle, named_tensors
+from trueup.recording.adapters.tensorflow.context import (
+    NamedTensors,
+    Node,
+    SessionCore,
+    ThreadState,
+    attributes,
+    holds_numbers,
+    is_backward,
+    is_handle,
+    named_tensors,
+    number_of,
+    phase_of,
+)
 from trueup.recording.engine.replacing import Around, Replacement
 
 PREFIX = "tf.raw_ops."

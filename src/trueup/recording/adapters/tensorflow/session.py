@@ -25,18 +25,22 @@ from tensorflow.python.eager import context, record
 from trueup.foundation.frameworks.trees import OptimizerFacts
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.tensorflow.context import (
+    NamedTensors,
     Node,
     Scopes,
     SessionCore,
+    Slots,
     ThreadState,
+    describe_values,
     has_weights,
+    holds_numbers,
     layer_class,
+    named_tensors,
     number_of,
     phase_of,
 )
 from trueup.recording.adapters.tensorflow.functions import Functions, Programs, PythonFunctions
 from trueup.recording.adapters.tensorflow.gradients import Gradients, Operations
-from trueup.recording.adapters.tensorflow.tensors import NamedTensors, Slots, describe_values, holds_numbers, named_tensors
 from trueup.recording.adapters.tensorflow.tf1_sessions import Sessions
 from trueup.recording.engine import environment
 from trueup.recording.engine.context import Optimizers as BaseOptimizers

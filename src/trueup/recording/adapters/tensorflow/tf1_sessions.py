@@ -18,9 +18,8 @@ from tensorflow.python.framework import errors
 
 from trueup.foundation.frameworks import dialect
 from trueup.foundation.frameworks.dialect import APPLIES, PASSED_OVER, READS, UPDATE, device_name
-from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
+from trueup.recording.adapters.tensorflow.context import HANDLES, Node, SessionCore, attributes, number_of, slot_of
 from trueup.recording.adapters.tensorflow.gradients import PREFIX, constants, unseen
-from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Statistics
 

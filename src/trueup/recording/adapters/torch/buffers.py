@@ -34,8 +34,7 @@ from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.device_statistics import Pending as OnDevice
 from trueup.recording.adapters.torch.device_statistics import begin, bring
 from trueup.recording.adapters.torch.tensors import PLAIN, STAND_INS, Layout, dense_layout, is_plain, local, parts
-from trueup.recording.engine import measuring
-from trueup.recording.recorder import Call, Recorder, Statistics
+from trueup.recording.recorder import Call, Recorder, Statistics, rows
 
 _KINDS: dict[torch.dtype, int] = {getattr(torch, name): number for name, number in kernels.KINDS.items() if hasattr(torch, name)}
 
@@ -61,7 +60,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         return empty if view is None else empty.view(view[1])
     if tensor._is_zerotensor():
         raise RuntimeError("zeros that take no memory (an efficient zero tensor)")
-    array = measuring.view(tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), dtype)
+    array = rows.view(tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), dtype)
     return array if view is None else array.view(view[1])
 
 
@@ -80,7 +79,7 @@ def in_host_memory(value: Any) -> np.ndarray[Any, Any] | None:
 def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
     """Measure a CPU tensor; see `measuring.measure`."""
     kind = None if tensor.is_neg() or tensor.is_conj() else _KINDS.get(tensor.dtype)
-    return measuring.measure(
+    return rows.measure(
         tensor.data_ptr(), kind, tensor.shape, tensor.stride(), lambda: to_numpy(tensor), detail, torch.get_num_threads()
     )
 
