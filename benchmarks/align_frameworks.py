@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import trueup
-from trueup.doors.aligning import Alignment
+from trueup.doors.comparing import Alignment
 
 STEPS = 3
 

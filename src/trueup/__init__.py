@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trueup.analysis.pairing.models import map_models as map_models
     from trueup.analysis.rerun.replay import replay as replay
     from trueup.analysis.rerun.reproduce import reproduce as reproduce
-    from trueup.doors.aligning import align as align
+    from trueup.doors.comparing import align as align
     from trueup.doors.comparing import compare as compare
     from trueup.doors.comparing import curves as curves
     from trueup.doors.training import apply_policy as apply_policy
@@ -62,7 +62,7 @@ _HOMES = {
     "TrainerCallback": "trueup.recording.adapters.torch.trainers",
     "TrueupError": "trueup.foundation.model",
     "WatchStopped": "trueup.recording.recorder.options",
-    "align": "trueup.doors.aligning",
+    "align": "trueup.doors.comparing",
     "apply_policy": "trueup.doors.training",
     "bisect": "trueup.analysis.bisection",
     "capture": "trueup.doors.training",

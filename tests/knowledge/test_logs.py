@@ -16,8 +16,7 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.knowledge import explain, operators
 from trueup.migration.knowledge.explaining import STOPS, Collected, concluded, moment, peers_in, rank_in, rank_of_file
-from trueup.migration.knowledge.known import Row, nearest, pieces_in, plain_piece, row_of, rows
-from trueup.migration.knowledge.streaming import lines, readers
+from trueup.migration.knowledge.logs import Row, lines, nearest, pieces_in, plain_piece, readers, row_of, rows
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs/explain-log.md").read_text("utf-8")

@@ -13,7 +13,7 @@ import pytest
 
 from report.results import HOSTILE, culprit, result
 from trueup.doors.cli import main
-from trueup.doors.report.ci import RULES, sarif, write_junit
+from trueup.doors.report.saving import RULES, sarif, write_junit
 from verdict.captures import Recording
 
 ROOT = Path(__file__).parents[2]

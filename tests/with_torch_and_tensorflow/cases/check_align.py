@@ -10,8 +10,8 @@ import tensorflow as tf
 import keras_pairs as pairs
 import trueup
 from trueup.analysis.pairing.models import compare_optimizers
-from trueup.doors.aligning import Alignment
 from trueup.doors.cli.app import run
+from trueup.doors.comparing import Alignment
 from trueup.recording.adapters.models import facts_of
 
 

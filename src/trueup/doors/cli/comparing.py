@@ -111,7 +111,7 @@ def _list_cosines(cosines: Cosines, most: float, limit: int, console: Terminal) 
 
 def _write_tables(result: Result, files: Mapping[str, File], console: Terminal) -> None:
     """Write the files that were asked for, by their kind: ``csv``, ``xlsx``, ``junit``, ``sarif``."""
-    from trueup.doors.report.ci import write_junit, write_sarif
+    from trueup.doors.report.saving import write_junit, write_sarif
     from trueup.doors.report.spreadsheet import write_csv, write_xlsx
     from trueup.doors.report.terminal import print_written
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trueup.migration.knowledge import Explanation, Operators
     from trueup.migration.knowledge.environment import Environments, Machine
     from trueup.migration.knowledge.explaining import Sighting
-    from trueup.migration.knowledge.known import Row
+    from trueup.migration.knowledge.logs import Row
     from trueup.migration.profile.judging import Compared, Profile
 
 NAMES = {"op": "operator"}

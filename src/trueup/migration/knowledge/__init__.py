@@ -2,6 +2,6 @@
 machines."""
 
 from trueup.migration.knowledge.explaining import Explanation, explain
-from trueup.migration.knowledge.streaming import Operators, operators
+from trueup.migration.knowledge.logs import Operators, operators
 
 __all__ = ["Explanation", "Operators", "explain", "operators"]

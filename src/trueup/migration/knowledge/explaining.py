@@ -27,8 +27,7 @@ from typing import Any, Literal
 
 from trueup.foundation.redaction import redacted
 from trueup.foundation.words.wording import clean, counted
-from trueup.migration.knowledge.known import Row, codes, named_in, nearest, row_of, whole
-from trueup.migration.knowledge.streaming import BEFORE, Line, Reader, lines, readers
+from trueup.migration.knowledge.logs import BEFORE, Line, Reader, Row, codes, lines, named_in, nearest, readers, row_of, whole
 
 WINDOW = 60.0  # seconds within which the order of lines of two ranks says nothing: outputs are buffered
 MOST = 20_000  # sightings that are kept
