@@ -122,7 +122,7 @@ def test_what_moves_tensors_without_a_cast_is_not_read(tmp_path: Path, monkeypat
     recording.call("torch.Tensor.to", [x], [x], level="api")
     recording.call("torch.nn.functional.linear", [x, x], [x], level="api")
     path = recording.write(tmp_path / "run")
-    monkeypatch.setattr("trueup.analysis.audit.census.calls", None)
+    monkeypatch.setattr("trueup.analysis.audit.casts.calls", None)
     assert dangerous_casts(path).looked == 0
     recording.call("torch.Tensor.to", [x], [x.astype(np.float16)], level="api")
     with pytest.raises(TypeError, match="not callable"):

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from trueup.analysis.recipes.following import Trail, tree, way_to
-from trueup.analysis.recipes.recipe import FAILS, OPEN, PASSES, Reading
+from trueup.analysis.recipes.recipe import FAILS, OPEN, PASSES, Reading, Trail, tree, way_to
 from trueup.foundation.model import Finding
 from trueup.foundation.words.wording import percent
 

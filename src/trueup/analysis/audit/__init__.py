@@ -6,8 +6,8 @@ and the parts of `verdict` and `anomalies` that read records and name places; kn
 """
 
 from trueup.analysis.audit.casts import Cast, Casts, dangerous_casts
-from trueup.analysis.audit.census import Census, Difference, Product, census, difference
 from trueup.analysis.audit.checking import CallCount, Check, Similarity, check, similarity
+from trueup.analysis.audit.reading import Census, Difference, Product, census, difference
 
 __all__ = [
     "CallCount", "Cast", "Casts", "Census", "Check", "Difference", "Product", "Similarity", "census", "check", "dangerous_casts",

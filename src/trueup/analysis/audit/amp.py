@@ -21,8 +21,8 @@ from typing import Any
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.effects import wider_module
 from trueup.analysis.anomalies.flow import family
-from trueup.analysis.audit.census import FINEST, Census, Counting, Found, Steps, calls, finest, parts, stream_of
 from trueup.analysis.audit.preflight import scales_loss
+from trueup.analysis.audit.reading import FINEST, Census, Counting, Found, Steps, calls, finest, parts, stream_of
 from trueup.comparison.result.shown import loss_factors
 from trueup.foundation import toml
 from trueup.foundation.facts.anomaly import OverflowResult

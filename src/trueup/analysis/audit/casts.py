@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from trueup.analysis.anomalies.flow import ends, family, limits
-from trueup.analysis.audit.census import (
+from trueup.analysis.audit.reading import (
     Found,
     Places,
     Steps,

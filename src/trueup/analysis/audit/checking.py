@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.analysis.audit.casts import Casts, dangerous_casts
-from trueup.analysis.audit.census import Census, Difference, Places, Steps, census, difference
+from trueup.analysis.audit.reading import Census, Difference, Places, Steps, census, difference
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of
 from trueup.comparison.layout.geometry import geometry_of
 from trueup.comparison.layout.joined import Joined

@@ -18,7 +18,7 @@ from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.audit.census import calls, outermost, stream_of
+from trueup.analysis.audit.reading import calls, outermost, stream_of
 from trueup.comparison.result.shown import Times, loss_factors
 from trueup.foundation import toml
 from trueup.foundation.facts.criteria import load

@@ -25,26 +25,26 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Search
 from trueup.analysis.recipes.recipe import (
     FAILS,
     OPEN,
-    PASSES,
     Outcome,
     Reading,
     Readings,
     Recipe,
     RecipeResult,
     Rung,
-    RungStatus,
     Step,
     load,
     means_apart,
     relative,
+    tree,
+    way_to,
 )
 from trueup.analysis.remedy.advice import next_command
 from trueup.analysis.triage.running import last_line
@@ -398,115 +398,6 @@ CHECKS: dict[str, Callable[[Step, Facts], Outcome]] = {
     "environment": _environment, "inputs": _inputs, "forward": _modules, "backward": _modules, "losses": _losses,
     "metric": _metric,
 }  # fmt: skip
-
-
-WORDS: dict[int, RungStatus] = {PASSES: "pass", FAILS: "DEVIATES", OPEN: "could not tell"}
-SIBLINGS = 4  # modules before the one that differs that are shown on each floor; more are counted
-
-
-@dataclass
-class Node:
-    """A module, or a call outside modules."""
-
-    name: str
-    own: list[Reading] = field(default_factory=list)
-    children: dict[str, Node] = field(default_factory=dict)
-
-    def state(self) -> int:
-        """Return whether it differs: its own tensors if it has any, else all inside it."""
-        found = [reading.state for reading in self.own] or [child.state() for child in self.children.values()]
-        return max(found, default=PASSES)
-
-    def worst(self) -> Reading | None:
-        """Return its own tensor that differs most, else the first one inside that differs."""
-        if self.own:
-            return max(self.own, key=lambda reading: (reading.state, -1.0 if math.isnan(reading.error) else reading.error))
-        found = [worst for child in self.children.values() if (worst := child.worst()) is not None]
-        return next((reading for reading in found if reading.state == FAILS), next(iter(found), None))
-
-    def first(self, side: int) -> int:
-        """Return the first execution number of its calls on a side."""
-        return min([*(r.seqs[side] for r in self.own), *(child.first(side) for child in self.children.values())])
-
-
-@dataclass(frozen=True)
-class Trail:
-    """The way down to a call."""
-
-    rungs: tuple[Rung, ...]
-    said: str  # where it is: a module and its figures, or the modules that it stands between
-
-
-def tree(readings: Iterable[Reading]) -> Node:
-    """Put the tensors of one rank into the modules that made them; calls of finer levels are leaves."""
-    root = Node("")
-    for reading in readings:
-        node = root
-        for part in reading.scope.split(".") if reading.scope else []:
-            node = node.children.setdefault(part, Node(part))
-        if reading.level != "module":
-            short = f"{reading.op.rpartition('.')[2]}#{reading.ordinal}"
-            node = node.children.setdefault(_leaf(reading), Node(short))
-        node.own.append(reading)
-    return root
-
-
-def way_to(culprit: Finding, root: Node) -> Trail:
-    """Return the floors from the model ``root`` (of the culprit's rank) down to a call that the comparison found, each with what
-    was executed before it. ``seq`` of a side that lacks the call is -1."""
-    side = 1 if culprit.seq[1] >= 0 else 0
-    steps = culprit.scope.split(".") if culprit.scope else []
-    steps += [_leaf(culprit)] if culprit.level != "module" else []
-    rungs: list[Rung] = []
-    node, depth = root, 0
-    for depth, name in enumerate(steps):
-        inner = node.children.get(name)
-        if inner is None:
-            before, after = _around(node, culprit.seq[side], side)
-            here = Rung(depth, culprit.op.rpartition(".")[2], "DEVIATES", _found(culprit))
-            return Trail((*rungs, *_shown(before, depth), here), _between(culprit, before, after))
-        before, _ = _around(node, inner.first(side), side)
-        rungs += [*_shown(before, depth), _rung(inner, depth, FAILS)]  # the comparison says so, whatever its own figures are
-        node = inner
-    if culprit.phase == "optimizer":  # which gradient it was is in the comparison's sentence; the worst of them may be rounding
-        return Trail(tuple(rungs), f"{culprit.scope or culprit.op}: what the optimizer made of its gradients")
-    worst = node.worst()
-    where = culprit.scope or culprit.op
-    return Trail(tuple(rungs), where if worst is None else f"{where}, {worst.op.rpartition('.')[2]} {worst.slot}: {worst.figures}")
-
-
-def _leaf(call: Reading | Finding) -> str:
-    return f"{call.op}#{call.ordinal}"
-
-
-def _around(node: Node, place: int, side: int) -> tuple[list[Node], list[Node]]:
-    """Split the children into those executed before a place and the rest."""
-    children = sorted(node.children.values(), key=lambda child: child.first(side))
-    before = [child for child in children if child.first(side) < place]
-    return before, children[len(before) :]
-
-
-def _between(culprit: Finding, before: list[Node], after: list[Node]) -> str:
-    inside = f" of {culprit.scope}" if culprit.scope else ""
-    ends = f"between {before[-1].name} and {after[0].name}" if before and after else ""
-    alone = f" (only in the {'candidate' if culprit.seq[1] >= 0 else 'baseline'})" if min(culprit.seq) < 0 else ""
-    ends = ends or (f"after {before[-1].name}" if before else f"before {after[0].name}" if after else "in the model")
-    return f"{ends}{inside}: {culprit.op.rpartition('.')[2]}{alone}, {_found(culprit)}"
-
-
-def _found(culprit: Finding) -> str:
-    return f"tensor {percent(culprit.error_out)} off"
-
-
-def _shown(before: list[Node], depth: int) -> list[Rung]:
-    hidden, shown = before[:-SIBLINGS], before[-SIBLINGS:]
-    counted = [Rung(depth, f"{len(hidden)} before", WORDS[max(child.state() for child in hidden)], "")] if hidden else []
-    return counted + [_rung(child, depth, child.state()) for child in shown]
-
-
-def _rung(node: Node, depth: int, state: int) -> Rung:
-    worst = node.worst()
-    return Rung(depth, node.name, WORDS[state], "" if worst is None else worst.figures)
 
 
 def is_wanted(found: RecipeResult) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trueup.analysis.audit.census import stream_of
+from trueup.analysis.audit.reading import stream_of
 from trueup.analysis.curves.run import Series, of_capture
 from trueup.analysis.monitor.kinds import kind_of
 from trueup.analysis.triage.running import losses_of

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from trueup.foundation.facts.operators import has
 from trueup.foundation.model import CallKey, TrueupError
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.recording.execution.case_errors import contiguous, extent, nodes_of, sharing
+from trueup.recording.execution.decoding import contiguous, extent, nodes_of, sharing
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls, RecordedTensor, draw, home_of
 
 

@@ -1,7 +1,7 @@
 """What a call is given: beside tensors, as JSON, the text of a slot ``arguments``; exactly, as JSON (docs/format.md), all that it
 takes to execute it again; and arguments, results and modules with other tensors in their places, made anew or changed for a block.
 
-`execution.case_errors` reads the exact form. Nothing is pickled; what has no exact form is named by its type alone.
+`execution.decoding` reads the exact form. Nothing is pickled; what has no exact form is named by its type alone.
 """
 
 from __future__ import annotations

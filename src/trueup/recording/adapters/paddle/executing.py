@@ -52,16 +52,13 @@ from trueup.recording.execution.case_errors import (
     Reach,
     Source,
     Writer,
-    alike,
-    damaged,
     ends,
     laid,
-    nodes_of,
     path_to,
-    plain,
     returned,
 )
 from trueup.recording.execution.cases import Case, Chain
+from trueup.recording.execution.decoding import alike, damaged, nodes_of, plain
 from trueup.recording.execution.judging import Bitwise, Judging, Result
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor
 

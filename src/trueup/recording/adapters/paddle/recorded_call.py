@@ -35,8 +35,8 @@ from trueup.foundation.store.segment import numpy_dtype
 from trueup.recording.adapters.paddle import invocations, tensors
 from trueup.recording.adapters.paddle.operators import MODULES, name_of, special_methods
 from trueup.recording.adapters.paddle.tensors import FACTS, dtype_name, layout_of, named_tensors
-from trueup.recording.execution import case_errors
-from trueup.recording.execution.case_errors import contiguous, damaged, natural, placed
+from trueup.recording.execution import decoding
+from trueup.recording.execution.decoding import contiguous, damaged, natural, placed
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor
 from trueup.recording.execution.recorded import Place as BasePlace
 
@@ -122,7 +122,7 @@ class Place(BasePlace):
         return "complex128" if name.startswith("complex") else "float64" if name.startswith(("float", "bfloat")) else name
 
 
-class Builder(case_errors.Builder):
+class Builder(decoding.Builder):
     """Decodes the arguments of one call, forward or of the optimizer's."""
 
     def __init__(self, call: RecordedCall, place: Place, *, grad: bool) -> None:
@@ -152,9 +152,9 @@ class Builder(case_errors.Builder):
         slot = str(node["tensor"])
         if slot in self.tensors:
             return self.tensors[slot]
-        recorded, shared = case_errors.plain(self._call, node), str(node.get("shares", ""))
+        recorded, shared = decoding.plain(self._call, node), str(node.get("shares", ""))
         # Where gradients are asked for each argument has a tensor of its own: one tensor would get the sum of both.
-        if self._writes and not self._grad and shared in self.tensors and case_errors.alike(self._call, self._nodes, slot, shared):
+        if self._writes and not self._grad and shared in self.tensors and decoding.alike(self._call, self._nodes, slot, shared):
             self.tensors[slot] = self.tensors[shared]
             return self.tensors[slot]
         made = self.lay(recorded, node)
@@ -285,7 +285,7 @@ class Rebuilt:
     def gradients(self, received: Mapping[str, paddle.Tensor], wanted: Sequence[str]) -> dict[str, paddle.Tensor]:
         """Return the gradients ``grad_input.…`` that the call sends back for ``grad_output.…`` received, after `execute`; raise
         `NotReplayable` where what one belongs to is not there, or carries none."""
-        ends, leaves = case_errors.differentiated(received, wanted, self.outputs, self.leaves, lambda end: not end.stop_gradient)
+        ends, leaves = decoding.differentiated(received, wanted, self.outputs, self.leaves, lambda end: not end.stop_gradient)
         given = [g if g.dtype == end.dtype else g.cast(end.dtype) for g, end in zip(received.values(), ends, strict=True)]
         found = paddle.grad(ends, leaves, given, allow_unused=True)
         return {slot: gradient for slot, gradient in zip(wanted, found, strict=True) if gradient is not None}

@@ -37,8 +37,8 @@ from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, Operator, _outputs, name_of
 from trueup.recording.adapters.torch.modes import set_state
 from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
-from trueup.recording.execution import case_errors
-from trueup.recording.execution.case_errors import damaged, extent, natural, placed
+from trueup.recording.execution import decoding
+from trueup.recording.execution.decoding import damaged, extent, natural, placed
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor, read_state
 from trueup.recording.execution.recorded import Place as BasePlace
 
@@ -109,8 +109,8 @@ def _generated() -> Iterator[Callable[..., Any]]:
 
 
 def assumed(call: RecordedCall) -> dict[str, Any]:
-    """Return how a call was made as far as its slots and values tell; see `trueup.recording.execution.case_errors.assumed`."""
-    return case_errors.assumed(call, _named)
+    """Return how a call was made as far as its slots and values tell; see `trueup.recording.execution.decoding.assumed`."""
+    return decoding.assumed(call, _named)
 
 
 def _named(text: str) -> dict[str, str] | None:
@@ -197,7 +197,7 @@ class Place(BasePlace):
         return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
 
 
-class Builder(case_errors.Builder):
+class Builder(decoding.Builder):
     """Decodes the arguments of one call."""
 
     def __init__(self, call: RecordedCall, place: Place, grad: bool, given: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -251,9 +251,9 @@ class Builder(case_errors.Builder):
         slot = str(node["tensor"])
         if slot in self.tensors:
             return self.tensors[slot]
-        recorded = case_errors.plain(self._call, node)
+        recorded = decoding.plain(self._call, node)
         shared = node.get("shares")
-        if isinstance(shared, str) and shared in self.tensors and case_errors.alike(self._call, self._nodes, slot, shared):
+        if isinstance(shared, str) and shared in self.tensors and decoding.alike(self._call, self._nodes, slot, shared):
             same: torch.Tensor = self.tensors[shared]
             self.tensors[slot] = same
             if shared in self.samples:
@@ -276,7 +276,7 @@ class Builder(case_errors.Builder):
         array = self.elements(recorded)
         dtype = self._place.dtype(constant(torch.dtype, recorded.dtype))
         group = str(node.get("shares", recorded.slot))
-        members = case_errors.sharing(self._nodes, group) if self._writes else []
+        members = decoding.sharing(self._nodes, group) if self._writes else []
         hosted = recorded.slot in self._place.hosted and recorded.dtype == "int64"  # else it is another argument at that place
         where = torch.device("cpu") if hosted else self._place.of(recorded.device)
         strides = recorded.strides or ()
@@ -290,7 +290,7 @@ class Builder(case_errors.Builder):
     def _shared(self, group: str, members: list[Mapping[str, Any]], dtype: torch.dtype, where: torch.device) -> _Buffer | None:
         """Return the memory that several arguments share, of which the call writes one; None where it would be too much."""
         if group not in self._buffers:
-            found = case_errors.span(self._call, members, str(dtype).removeprefix("torch."), case_errors.SPARSE)
+            found = decoding.span(self._call, members, str(dtype).removeprefix("torch."), decoding.SPARSE)
             if found is None:
                 return None
             self._buffers[group] = _Buffer(torch.zeros(found[1], dtype=dtype), where, found[0])
@@ -437,7 +437,7 @@ class Rebuilt:
     def gradients(self, received: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return the gradients ``grad_input.…`` that the call sends back for ``grad_output.…`` received, after `execute`; raise
         `NotReplayable` where what one belongs to is not there, or carries none."""
-        ends, leaves = case_errors.differentiated(received, wanted, self.outputs, self.leaves, lambda end: end.requires_grad)
+        ends, leaves = decoding.differentiated(received, wanted, self.outputs, self.leaves, lambda end: end.requires_grad)
         given = [gradient.to(end.dtype) for gradient, end in zip(received.values(), ends, strict=True)]
         # What was recorded is all that arrived there, also from another result of the call that was computed from this one
         # (the cell state of `lstm_cell`): it takes the place of what arrives now.

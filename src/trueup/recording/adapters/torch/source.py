@@ -39,24 +39,9 @@ from trueup.recording.adapters.torch.recorded_call import (
     with_host,
     writes,
 )
-from trueup.recording.execution.case_errors import (
-    FLOATING,
-    MOST_MEMORY,
-    Reach,
-    Source,
-    Writer,
-    alike,
-    ends,
-    laid,
-    natural,
-    nodes_of,
-    path_to,
-    plain,
-    returned,
-    sharing,
-    span,
-)
+from trueup.recording.execution.case_errors import FLOATING, MOST_MEMORY, Reach, Source, Writer, ends, laid, path_to, returned
 from trueup.recording.execution.cases import Case, Chain, Link
+from trueup.recording.execution.decoding import alike, natural, nodes_of, plain, sharing, span
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor, read_state
 
 
