@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from audit.trained import line, train
-from trueup.analysis.audit import difference, reading
+from trueup.analysis.audit import census, difference
 from trueup.analysis.audit.reading import WHAT
 from verdict.captures import Recording, normal
 
@@ -19,7 +19,7 @@ BF16 = ml_dtypes.bfloat16
 
 @pytest.mark.parametrize("level", ["api", "aten"])
 def test_a_real_training_under_autocast(level: str, tmp_path: Path) -> None:
-    on, off = (reading(train(tmp_path / str(amp), amp=amp, level=("module", level))) for amp in (True, False))
+    on, off = (census(train(tmp_path / str(amp), amp=amp, level=("module", level))) for amp in (True, False))
     assert on.level == off.level == level
     assert set(on.counts()) == {"bfloat16", "float32"}
     assert set(off.counts()) == {"float32"}
@@ -39,7 +39,7 @@ def test_a_real_training_under_autocast(level: str, tmp_path: Path) -> None:
 
 
 def test_modules_alone_tell_too(tmp_path: Path) -> None:
-    found = reading(train(tmp_path / "run", amp=True, level="module"))
+    found = census(train(tmp_path / "run", amp=True, level="module"))
     assert found.level == "module"
     assert {(one.scope, one.dtype) for one in found.products} >= {("mixer", "bfloat16"), ("conv", "bfloat16"), ("head", "float32")}
 
@@ -47,7 +47,7 @@ def test_modules_alone_tell_too(tmp_path: Path) -> None:
 def test_a_recurrent_layer_counts_by_its_result(tmp_path: Path) -> None:
     recording = Recording()
     recording.call("LSTM", [normal(4, 4)], [normal(4, 4).astype(BF16)], level="module", scope="lstm")
-    assert reading(recording.write(tmp_path / "run")).counts() == {"bfloat16": 1}
+    assert census(recording.write(tmp_path / "run")).counts() == {"bfloat16": 1}
 
 
 def matmul(recording: Recording, dtype: object, times: int = 1, scope: str = "block", op: str = "aten::mm") -> None:
@@ -56,7 +56,7 @@ def matmul(recording: Recording, dtype: object, times: int = 1, scope: str = "bl
 
 
 def said(recording: Recording, path: Path, **manifest: object) -> str:
-    return reading(recording.write(path, **manifest)).sentence
+    return census(recording.write(path, **manifest)).sentence
 
 
 def test_sentences(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_eight_bit_operands_count_as_such(tmp_path: Path) -> None:
     recording.call("aten::_scaled_mm", given, [np.ones((4, 4), np.int32)])
     narrow = normal(4, 4).astype(ml_dtypes.float8_e4m3fn)
     recording.call("aten::_scaled_mm", [narrow, narrow], [normal(4, 4).astype(BF16)])
-    assert reading(recording.write(tmp_path / "run")).counts() == {"float8_e4m3fn": 1, "int8": 1}  # integers are no mixed precision
+    assert census(recording.write(tmp_path / "run")).counts() == {"float8_e4m3fn": 1, "int8": 1}  # integers are no mixed precision
 
 
 def test_runs_of_two_frameworks_are_compared_in_total(tmp_path: Path) -> None:
     first, second = Recording(), Recording(framework="paddle")
     matmul(first, np.float32)
     matmul(second, BF16, op="paddle._C_ops.matmul")
-    told = difference(reading(first.write(tmp_path / "a")), reading(second.write(tmp_path / "b")))
+    told = difference(census(first.write(tmp_path / "a")), census(second.write(tmp_path / "b")))
     assert told.differs
     assert told.sentence.startswith("the two runs compute in other dtypes: all in float32 there, all in bfloat16 here (compared in")
