@@ -56,6 +56,21 @@ def test_unscaling_is_of_phase_optimizer(device: str, path: Path, calls) -> None
     assert {row["phase"] for row in calls(op="aten::_amp_update_scale_")} == {"optimizer"}
 
 
+def test_what_unscaling_writes_is_recorded_of_functions_too(path: Path, rows) -> None:
+    """It does not count in the versions of what it writes."""
+    model = torch.nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with trueup.capture(path, model=model, level="api", on_error="stop"):
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = {row["slot"]: row for row in rows(op="torch._amp_foreach_non_finite_check_and_unscale_")}
+    assert {"output.written.0.0", "output.written.0.1", "output.written.1"} == {slot for slot in found if "written" in slot}
+    assert found["output.written.0.0"]["l2"] == found["input.0.0"]["l2"] / 8
+    read = next(row for row in rows(op="torch.Tensor.add_") if row["slot"] == "input.1")
+    assert (read["l2"], read["producer_seq"]) == (found["output.written.0.0"]["l2"], found["input.0.0"]["seq"])
+
+
 def test_scaler_that_is_off_is_no_call(path: Path, calls) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False)

@@ -228,7 +228,7 @@ BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
 }
 """Functions that write arguments which their schema does not mark as written: output name -> (position, keyword)."""
 
-UNVERSIONED = "torch._fused_"
+UNVERSIONED = "torch._fused_", "torch._amp_"
 """Start of the names of functions that write their arguments without counting it in the version (PyTorch 2.13)."""
 
 
@@ -422,7 +422,7 @@ def execute(
     if session.active:
         with session.observing(state, name):
             outputs = named_tensors("output", result)
-            _add_written(outputs, inputs, versions, silently=name.startswith(UNVERSIONED))
+            _add_written(outputs, inputs, versions, _written_uncounted(name))
             if "out" in kwargs:
                 _add_out(session, outputs, kwargs["out"])
             if (unwritten := says(name, "unwritten")) is not None:
@@ -512,11 +512,25 @@ def record_values(
         session.recorder.value(call, values)
 
 
-def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int | None], *, silently: bool) -> None:
-    """Add the inputs that the call wrote to and that are not among its results."""
+@cache
+def _written_uncounted(name: str) -> frozenset[str]:
+    """Return the arguments, by place and by name, that a function writes without counting it, as its operator's schema has them."""
+    if not name.startswith(UNVERSIONED):
+        return frozenset()
+    packet = getattr(torch.ops.aten, name.removeprefix("torch."))
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    marked = [(n, a.name) for schema in schemas for n, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+    return frozenset(str(key) for keys in marked for key in keys)
+
+
+def _add_written(
+    outputs: NamedTensors, inputs: NamedTensors, versions: list[int | None], uncounted: frozenset[str]
+) -> None:  # fmt: skip
+    """Add the inputs that the call wrote to and that are not among its results. Of those of arguments that it writes
+    ``uncounted`` the version does not tell."""
     results = len(outputs)
     for (slot, tensor), before in zip(inputs, versions, strict=True):
-        written = before is not None and (silently or tensor._version != before)
+        written = before is not None and (tensor._version != before or (bool(uncounted) and slot.split(".")[1] in uncounted))
         if written and not any(tensor is t for _, t in outputs[:results]):
             outputs.append((slot.replace("input", "output.written", 1), tensor))
 
