@@ -294,16 +294,14 @@ class Optimizer:
 
     def _behind_gradients(self, calls: list[int]) -> list[int]:
         """Leave out what is done to gradients before anything else is written, as by clipping: another run may do it elsewhere."""
-        stream, behind, clipped = self.stream, 0, set[int]()
+        stream, behind, clipped, own = self.stream, 0, set[int](), set[int]()
         forward = np.r_[stream.during("forward"), False]  # weights that this step made, too
         for n, call in enumerate(calls):
-            makers = {int(stream.producer[k]) for k in self._overwritten(call)}
-            made = makers - clipped
-            if not all(self._first <= seq < stream.seq[calls[0]] and not forward[stream.find(seq)] for seq in made):
+            makers = {int(stream.producer[k]) for k in self._overwritten(call)} - own  # a flag (`found_inf`) made for it is nothing
+            if not all(self._first <= seq < stream.seq[calls[0]] and not forward[stream.find(seq)] for seq in makers - clipped):
                 break
-            if makers:
-                behind = n + 1
-                clipped.add(int(stream.seq[call]))
+            behind = n + 1 if makers else behind
+            (clipped if makers else own).add(int(stream.seq[call]))
         return calls[behind:]
 
     def _write(self, call: int) -> None:
