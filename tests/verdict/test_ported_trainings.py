@@ -529,3 +529,49 @@ def test_a_critic_that_reads_both_batches_at_once(tmp_path: Path, scale: float, 
             optimizer.step()
             capture.step()
     assert trueup.compare(tmp_path / "a", tmp_path / "b").verdict == verdict
+
+
+def looped(into: Path, form: str, level: str) -> Path:
+    """Train with a scaled loss; the script clips or measures itself in some ``form``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with trueup.capture(into, model=model, level=level) as capture:
+        for _ in range(2):
+            optimizer.zero_grad()
+            x, wanted = torch.randn(8, 8), torch.randint(0, 4, (8,))
+            guessed = model(x)
+            scaler.scale(F.cross_entropy(guessed, wanted)).backward()
+            scaler.unscale_(optimizer)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            if form in ("clipped by hand", "clipped at twice"):
+                norm = sum(one.pow(2).sum().item() for one in gradients) ** 0.5
+                for one in gradients:
+                    one.mul_(min(1.0, (0.05 if form == "clipped by hand" else 0.1) / (norm + 1e-6)))
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            if form == "accuracy":
+                (guessed.argmax(-1) == wanted).float().mean().item()
+            if form == "accuracy by hand":
+                (guessed.argmax(-1) == wanted).float().sum().div(7).item()
+            if form == "perplexity":
+                F.cross_entropy(guessed.detach(), wanted).exp().item()
+            if form == "perplexity to base 2":
+                torch.pow(2.0, F.cross_entropy(guessed.detach(), wanted)).item()
+            scaler.step(optimizer)
+            scaler.update()
+            capture.step()
+    return into
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        ("plain", "clipped by hand", "aligned"), ("plain", "clipped at twice", "deviates"),
+        ("accuracy", "accuracy by hand", "inconclusive"), ("perplexity", "perplexity to base 2", "inconclusive"),
+    ],
+)  # fmt: skip
+def test_numbers_that_python_reads(tmp_path: Path, before: str, after: str, verdict: str) -> None:
+    """A factor shows in what it is multiplied with; of two measures that no call reads nothing says that they agree."""
+    result = trueup.compare(looped(tmp_path / "a", before, "api"), looped(tmp_path / "b", after, "api"))
+    assert result.verdict == verdict, result.sentence

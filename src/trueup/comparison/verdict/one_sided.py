@@ -27,6 +27,7 @@ from functools import cache
 
 import numpy as np
 
+from trueup.comparison.graph.readers import with_inside
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.comparison.measures.measure import Distance, Measured
 from trueup.comparison.measures.thresholds import HALF
@@ -47,28 +48,28 @@ MOST_PAIRS = 1 << 20
 
 
 def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
-    """Return the unmatched calls that compute what shows up nowhere else, in neither run. The gradients of functions and modules
-    are summed outside of any of them: who reads those is not known. Where the other side has a calculation of its own on the same
-    tensor, or of what becomes of it, it is another implementation that has a by-product."""
-    tree, found, rewritten = regions.tree, [], regions.rewritten
-    read: list[set[Source]] = []
-    for side, call in regions.dead_ends():
-        read = read or [_read_by_loose(regions, n, criterion) for n in (0, 1)]
+    """Return the unmatched calls that compute what shows up nowhere else, in neither run, but gradients of functions and modules,
+    whose sum nobody is named for. Where the other side has a calculation of its own on the same tensor, or of what becomes of it,
+    that leads on, it is another implementation that has a by-product."""
+    tree, found, rewritten, ends = regions.tree, [], regions.rewritten, list(regions.dead_ends())
+    read = [_read_by_loose(regions, n, criterion, [end for end in ends if end[0] == n]) for n in (0, 1)] if ends else []
+    for side, call in ends:
         stream, other = tree.streams[side], tree.streams[1 - side]
         fine = stream.level[call] == stream.names.number("aten") or stream.phase[call] != stream.names.number("backward")
         made = stream.slots_of(call, is_output)
         seen = np.isin(stream.identity[made], other.identity[other.is_identified]) & stream.is_identified[made]
         made_of = regions.walk([(side, call)]).calls[side]
-        part = not rewritten[side].isdisjoint(made_of) or not read[1 - side].isdisjoint(_sources(tree, side, call))
+        part = not rewritten[side].isdisjoint(made_of) or any(read[1 - side] & _sources(tree, side, n) for n in made_of)
         read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
         if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
             found.append((side, call))
     return found
 
 
-def _read_by_loose(regions: Regions, side: int, criterion: Criterion) -> set[Source]:
+def _read_by_loose(regions: Regions, side: int, criterion: Criterion, ends: list[Call]) -> set[Source]:
     stream = regions.tree.streams[side]
-    calls = [call for call in np.flatnonzero(regions.loose[side][:-1]).tolist() if computes(stream, call, criterion)]
+    leads_on = regions.loose[side] & ~with_inside(stream, regions.walk(ends).calls[side])
+    calls = [call for call in np.flatnonzero(leads_on[:-1]).tolist() if computes(stream, call, criterion)]
     return {source for call in calls for source in _sources(regions.tree, side, call)}
 
 
