@@ -148,7 +148,9 @@ def by_weight(calls: Calls, names: Sequence[str] | None, order: Mapping[str, int
 def placed(
     calls: Calls, updates: Sequence[Call], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]] | None
 ) -> dict[Key, tuple[str, int]] | None:
-    """Return the weight of each call that updates one, and how often its operator is called for one."""
+    """Return the weight of each call that updates one, and how often its operator is called for one; None: it is not known."""
+    if not names:  # an optimizer that does not say what it updates
+        return None
     often: dict[str, int] = {}
     for call in updates:
         often[call.key[3]] = often.get(call.key[3], 0) + 1
