@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import trueup
 from trueup.comparison.layout.pieces import Piece
-from trueup.comparison.result.micro_batches import _alone
+from trueup.comparison.result.micro_batches import _alone, with_lost
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.optimizer_updates import passes
 from verdict.captures import Recording, normal, part
@@ -134,3 +135,9 @@ def test_a_gradient_that_is_one_term(read: tuple[float, ...], terms: tuple[float
     held = [Piece("float32", (4, 4), load=lambda n=n: terms[n] * directions[n]) for n in range(2)]
     total = Piece("float32", (4, 4), load=lambda: sum(share * one for share, one in zip(read, directions, strict=True)))
     assert _alone(total, held) == found
+
+
+def test_ranks_that_go_backward_once_each_are_not_read_for_what_is_lost() -> None:
+    """That would take a megabyte a rank."""
+    result, capture = SimpleNamespace(culprits=[SimpleNamespace(step=0)]), SimpleNamespace(ranks={0: {}, 1: {}})
+    assert with_lost(result, (capture, capture), {0: 2}, "") is result  # type: ignore[arg-type]

@@ -41,9 +41,10 @@ the other, too: an expert that few tokens were sent to in one micro-batch proves
 
 def with_lost(result: Result, captures: tuple[Capture, Capture], passes: Mapping[int, int], shown: str) -> Result:
     """Return a result whose first culprit says that gradients of micro-batches are lost, if the candidate's are and the baseline's
-    are not. ``passes``: how often the candidate goes backward in each step; ``shown``: what was said of that."""
+    are not. ``passes``: how often the candidate goes backward in each step, on all ranks; ``shown``: what was said of that."""
     first = result.culprits[0] if result.culprits else None
-    if first is None or (passes.get(first.step, 0) < 2 and not isinstance(captures[1], Joined)):
+    once = first is not None and passes.get(first.step, 0) <= len(captures[1].ranks)  # else some rank does so twice
+    if first is None or (once and not isinstance(captures[1], Joined)):
         return result
     told = lost(captures[1], first.step)
     if not told or lost(captures[0], first.step):
