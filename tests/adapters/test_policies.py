@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import zoo
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import ruled
-from trueup.recording.adapters.torch.modes import Generators
 from trueup.recording.adapters.torch.policies import AppliedPolicy, apply_policy
+from trueup.recording.adapters.torch.random_states import Generators
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed
 from trueup.recording.policy_file import parse

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trueup.foundation.model import TrueupError
-from trueup.recording.engine.context import Run, followed, link
+from trueup.recording.engine.checkpointing import Run, followed, link
 from trueup.recording.engine.session import check
 from trueup.recording.recorder import CaptureOptions, Recorder
 from trueup.recording.registry import ADAPTERS, adapter, listed, meant

@@ -7,8 +7,8 @@ import pytest
 
 from trueup.foundation.frameworks.trees import OptimizerFacts
 from trueup.recording.engine import settings as room
-from trueup.recording.engine.context import Scopes, walk
 from trueup.recording.engine.replacing import Built
+from trueup.recording.engine.scopes import Scopes, walk
 from trueup.recording.engine.settings import TIED, Settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.recording.engine.context import Steps
+from trueup.recording.engine.steps import Steps
 
 
 def counted(events: str, alive: str = "") -> str:

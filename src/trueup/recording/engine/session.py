@@ -25,10 +25,10 @@ from trueup.foundation.model import LEVELS, RunStopped, TrueupError
 from trueup.foundation.store import claim
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import first_line, say
-from trueup.recording.engine.context import Optimizers
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.replacing import Built
 from trueup.recording.engine.settings import Settings, live_names, live_wholes
+from trueup.recording.engine.steps import Optimizers
 from trueup.recording.recorder.options import CaptureOptions, in_ranges, sentence, unused
 from trueup.recording.recorder.recorder import Recorder
 from trueup.recording.recorder.rows import Statistics

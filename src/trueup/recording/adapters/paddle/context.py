@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from trueup.recording.adapters.paddle.buffers import Buffers, Slots
-from trueup.recording.engine.context import Scopes as BaseScopes
-from trueup.recording.engine.context import walk
+from trueup.recording.engine.scopes import Scopes as BaseScopes
+from trueup.recording.engine.scopes import walk
 from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 
 if TYPE_CHECKING:
-    from trueup.recording.engine.context import Run
+    from trueup.recording.engine.checkpointing import Run
 
 WRAPPERS = {"DataParallel": "_layers", "PipelineParallel": "_layers", "TensorParallel": "_layers", "ShardingParallel": "_layers"}
 """Layers that hold the user's, and under which name (Paddle 3.3: paddle.DataParallel and fleet's wrappers)."""

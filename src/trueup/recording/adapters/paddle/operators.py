@@ -28,7 +28,7 @@ from trueup.recording.adapters.paddle.context import Context, SessionCore, Threa
 from trueup.recording.adapters.paddle.gradients import Edges
 from trueup.recording.adapters.paddle.invocations import Made
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, lists_of_tensors, named_tensors
-from trueup.recording.engine.context import followed, link
+from trueup.recording.engine.checkpointing import followed, link
 from trueup.recording.engine.replacing import Around, Replacement, Sweep
 from trueup.recording.recorder import Call
 

@@ -15,7 +15,7 @@ import paddle
 from paddle.optimizer import Optimizer
 
 from trueup.recording.adapters.paddle.context import SessionCore, ThreadState
-from trueup.recording.engine import context
+from trueup.recording.engine import steps
 from trueup.recording.engine.replacing import Around, Replacement, kinds_below
 from trueup.recording.recorder import Call
 
@@ -58,7 +58,7 @@ def _begin(session: SessionCore, op: str) -> Call:
     return session.recorder.begin("api", "optimizer", "", op, site=session.site(session.threads.state))
 
 
-class Optimizers(context.Optimizers):
+class Optimizers(steps.Optimizers):
     """Stands around every optimizer's own step, and around a GradScaler's, which may skip it."""
 
     optimizer, kind = "optimizer of paddle.optimizer", Optimizer

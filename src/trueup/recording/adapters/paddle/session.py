@@ -48,7 +48,7 @@ from trueup.recording.adapters.paddle.tensors import (
     to_numpy,
 )
 from trueup.recording.engine import environment
-from trueup.recording.engine.context import link
+from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement

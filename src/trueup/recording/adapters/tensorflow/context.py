@@ -34,8 +34,8 @@ from tensorflow.python.util import tf_stack
 from trueup.foundation import kernels
 from trueup.foundation.frameworks.dialect import device_name
 from trueup.foundation.model import PHASES
-from trueup.recording.engine.context import Scopes as BaseScopes
-from trueup.recording.engine.context import walk
+from trueup.recording.engine.scopes import Scopes as BaseScopes
+from trueup.recording.engine.scopes import walk
 from trueup.recording.engine.session import RUN_MODULE, BaseSession, Threads
 from trueup.recording.recorder import Call, Slot, Statistics, Tensor, rows
 from trueup.recording.recorder.arguments import MAX_DEPTH, Arguments, key_text

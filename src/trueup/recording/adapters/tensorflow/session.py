@@ -43,9 +43,9 @@ from trueup.recording.adapters.tensorflow.functions import Functions, Programs, 
 from trueup.recording.adapters.tensorflow.gradients import Gradients, Operations
 from trueup.recording.adapters.tensorflow.tf1_sessions import Sessions
 from trueup.recording.engine import environment
-from trueup.recording.engine.context import Optimizers as BaseOptimizers
 from trueup.recording.engine.replacing import Around, Replacement, WhenLoaded
 from trueup.recording.engine.session import Running, Threads, running_of
+from trueup.recording.engine.steps import Optimizers as BaseOptimizers
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter
 

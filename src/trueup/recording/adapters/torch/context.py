@@ -22,9 +22,9 @@ import torch
 
 from trueup.foundation.frameworks.trees import WRAPPERS
 from trueup.recording.adapters.torch.buffers import Buffers
-from trueup.recording.engine.context import Run
-from trueup.recording.engine.context import Scopes as BaseScopes
+from trueup.recording.engine.checkpointing import Run
 from trueup.recording.engine.replacing import Replacement
+from trueup.recording.engine.scopes import Scopes as BaseScopes
 from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 

@@ -36,7 +36,7 @@ from trueup.recording.adapters.torch.context import (
 )
 from trueup.recording.adapters.torch.gradients import Edges, watch
 from trueup.recording.adapters.torch.tensors import FACTS, NamedTensors, describe_values, named_tensors
-from trueup.recording.engine.context import link, repeated_scope
+from trueup.recording.engine.checkpointing import link, repeated_scope
 from trueup.recording.recorder import Call
 from trueup.recording.recorder.sites import CALLED, from_line
 

@@ -19,7 +19,7 @@ import torch
 
 from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.context import SessionCore
-from trueup.recording.adapters.torch.modes import state_of
+from trueup.recording.adapters.torch.random_states import state_of
 from trueup.recording.adapters.torch.tensors import describe_values, is_plain, local
 from trueup.recording.recorder import Call
 from trueup.recording.recorder.arguments import MOST, Encoder

@@ -29,7 +29,7 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.buffers import to_numpy
 from trueup.recording.adapters.torch.functions import Names
-from trueup.recording.adapters.torch.modes import Generators, put, set_state, state_of
+from trueup.recording.adapters.torch.random_states import Generators, put, set_state, state_of
 from trueup.recording.adapters.torch.tensors import is_plain, mapped, named_tensors
 from trueup.recording.engine.replacing import Around
 from trueup.recording.execution.judging import parallel

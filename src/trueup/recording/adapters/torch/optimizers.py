@@ -27,8 +27,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from trueup.recording.adapters.torch.buffers import fingerprints
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
-from trueup.recording.engine import context
-from trueup.recording.engine.context import drop_stale
+from trueup.recording.engine import steps
+from trueup.recording.engine.checkpointing import drop_stale
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
@@ -97,7 +97,7 @@ def _gradients(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[
     ]
 
 
-class Optimizers(context.Optimizers):
+class Optimizers(steps.Optimizers):
     """Hears of the steps of all optimizers of ``torch.optim`` by its own hooks, and of those that a GradScaler skips."""
 
     optimizer, kind = "optimizer of torch.optim", Optimizer

@@ -35,7 +35,7 @@ from trueup.foundation.store.segment import numpy_dtype
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch import modes
 from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, Operator, _outputs, name_of
-from trueup.recording.adapters.torch.modes import set_state
+from trueup.recording.adapters.torch.random_states import set_state
 from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
 from trueup.recording.execution import decoding
 from trueup.recording.execution.decoding import damaged, extent, natural, placed

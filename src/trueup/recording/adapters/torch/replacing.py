@@ -13,7 +13,7 @@ from torch.utils import checkpoint
 
 from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.functions import execute
-from trueup.recording.engine.context import Key, Run, followed
+from trueup.recording.engine.checkpointing import Key, Run, followed
 from trueup.recording.engine.replacing import Around, Replacement
 
 Apply = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -132,7 +132,7 @@ def _checkpoint(session: SessionCore, original: Any, fn: Any, *rest: Any, **kwar
     return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
 
 
-# ---------------------------------------------------------------- activation checkpointing (`engine.context`)
+# ---------------------------------------------------------------- activation checkpointing (`engine.checkpointing`)
 def follow_reentrant(session: SessionCore, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that PyTorch is about to run, and to run again in the backward."""
     return _followed(session, function, defaultdict(list), ran=False)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, UNVERSIONED
 from trueup.recording.adapters.torch.gradients import ACCUMULATE, MAX_NODES, next_node
-from trueup.recording.adapters.torch.modes import Generators, drawing_from
+from trueup.recording.adapters.torch.random_states import Generators, drawing_from
 from trueup.recording.adapters.torch.tensors import mapped as mapped
 from trueup.recording.adapters.torch.tensors import tensors_in as tensors_in
 from trueup.recording.engine import policies

@@ -63,7 +63,7 @@ from trueup.recording.adapters.torch.tensors import (
     quick_module,
 )
 from trueup.recording.engine import session as engine
-from trueup.recording.engine.context import link
+from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import RUN_MODULE, Capture, Running, Signatures, Threads, execute_module, running_of

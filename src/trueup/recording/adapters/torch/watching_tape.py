@@ -24,7 +24,7 @@ from torch.utils import _pytree
 
 from trueup.foundation.facts.operators import has
 from trueup.recording.adapters.torch.functions import Names
-from trueup.recording.adapters.torch.modes import Generators, put
+from trueup.recording.adapters.torch.random_states import Generators, put
 from trueup.recording.adapters.torch.tensors import NamedTensors, named_tensors
 
 

@@ -1,191 +1,20 @@
-"""Where a run stands, in every framework: module paths, what activation checkpointing repeats, and when a step ends.
+"""The rule by which training steps end when nobody calls `step()`, and what feeds it in every framework (`Optimizers`).
 
-The scope of a call is the path of the innermost module that is running.
+A step ends where the first forward begins after all of its optimizers have stepped; which those are the first step tells: the
+ones that hold parameters of the modules that ran in it. Where optimizers turn out to step in no fixed pattern, each optimizer's
+step with a forward after it ends a step. A loop without an optimizer writes its weights itself: there a step ends where the first
+forward begins after a backward whose weights have changed since.
 
-A checkpointed function is wrapped. Its first run lists its calls by level, scope and operator; in a later run the n-th call of a
-list repeats the n-th of the first. Where one checkpointed function contains another, the inner one is listed in both, and a
-recomputed call of the inner names the call that ran in the forward, not an earlier recomputation. An adapter finds the functions
-that its framework runs again, and says which backward pass is under way.
-
-A step ends, where nobody calls `step()`, where the first forward begins after all of its optimizers have stepped; which those are
-the first step tells: the ones that hold parameters of the modules that ran in it. Where optimizers turn out to step in no fixed
-pattern, each optimizer's step with a forward after it ends a step. A loop without an optimizer writes its weights itself: there a
-step ends where the first forward begins after a backward whose weights have changed since. The rule sees only the order of events,
-which `Optimizers` feeds to it in every framework, so two runs of one program count alike, on whatever device.
+The rule sees only the order of events, so two runs of one program count alike, on whatever device.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
-from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trueup.recording.recorder.rows import Call
-
-Key = tuple[str, str, str]
-
-
-class Scopes(ABC):
-    """Gives each module its path. The first root with parameters is ``""``; further roots start with their class name."""
-
-    def __init__(self) -> None:
-        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._roots: defaultdict[str, int] = defaultdict(int)
-        self._has_main = False
-        self.wholes: Callable[[], Iterable[Any]] = tuple
-        """Gives the living modules that hold others and are never called themselves; set by the session."""
-
-    # ------------------------------------------------------------------------------------------------ what an adapter adds
-    @abstractmethod
-    def below(self, root: Any, prefix: str) -> Iterable[tuple[str, Any]]:
-        """Yield a module and all below it, each with its path; wrappers are left out of it."""
-
-    @abstractmethod
-    def children(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """Yield the modules that a module holds, each with its name in it."""
-
-    @abstractmethod
-    def is_model(self, root: Any) -> bool:
-        """Tell whether a root has parameters: a loss or a metric is no model."""
-
-    def inside(self, root: Any) -> Any:
-        """Return the user's module inside wrappers."""
-        return root
-
-    def made_up(self, module: Any) -> str:
-        """Return a name for a module that its parent does not know."""
-        return type(module).__name__
-
-    # ---------------------------------------------------------------------------------------------------- what all share
-    def register(self, root: Any, name: str | None = None) -> None:
-        """Name a root module and all modules below it."""
-        for path, module in self.below(root, self._root_name(root) if name is None else name):
-            self._paths.setdefault(module, path)
-
-    def path(self, module: Any, parent: Any) -> str:
-        """Return the path of a module that starts to run inside ``parent`` (None: outside any module)."""
-        found = self._paths.get(module)
-        if found is None:
-            if parent is None:
-                self.register(next((one for one in self.wholes() if self._holds(one, module)), module))
-            else:  # built after its parent was registered
-                name = next((k for k, child in self.children(parent) if child is module), None) or self.made_up(module)
-                above = self._paths.get(parent, "")
-                self.register(module, f"{above}.{name}" if above else name)
-            found = self._paths[module]
-        return found
-
-    def names(self, root: Any) -> dict[str, str]:
-        """Return the paths of a module and all below it, each by its path in that module: those named before keep their own."""
-        above = self.path(root, None)
-        return {at: self._paths.get(one, f"{above}.{at}" if above and at else at or above) for at, one in self.below(root, "")}
-
-    def _holds(self, whole: Any, module: Any) -> bool:
-        return whole not in self._paths and any(one is module for _, one in self.below(whole, ""))
-
-    def _root_name(self, root: Any) -> str:
-        if not self._has_main and self.is_model(root):
-            self._has_main = True
-            return ""
-        name = type(self.inside(root)).__name__
-        self._roots[name] += 1
-        return name if self._roots[name] == 1 else f"{name}~{self._roots[name]}"
-
-
-def walk(module: Any, path: str, children: Callable[[Any], Iterable[tuple[str | None, Any]]]) -> Iterator[tuple[str, Any]]:
-    """Yield a module and all below it once, a shared one at its first place, each with its path; a child without a name has its
-    parent's."""
-    seen: set[int] = set()
-    pending = [(path, module)]
-    while pending:
-        path, module = pending.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield path, module
-        below = [(path if name is None else f"{path}.{name}" if path else name, child) for name, child in children(module)]
-        pending += reversed(below)
-
-
-class Run:
-    """One run of a checkpointed function that stood in ``scope`` in forward, ``within`` a backward pass in the adapter's numbers.
-    A first run adds its calls by level, scope and operator to ``first``, which later ones (``repeats``) read; it goes on while
-    ``frame`` is on the stack, or with None until it ends itself."""
-
-    __slots__ = ("_first", "_seen", "frame", "repeats", "scope", "within")
-
-    def __init__(
-        self, first: dict[Key, list[int]], scope: str, *, repeats: bool, within: int, frame: FrameType | None = None
-    ) -> None:
-        self._first, self.scope, self.repeats, self.within, self.frame = first, scope, repeats, within, frame
-        self._seen: Counter[Key] = Counter()
-
-    def add(self, key: Key, seq: int) -> None:
-        """List a call of the first run."""
-        self._first[key].append(seq)
-
-    def repeated(self, key: Key) -> int | None:
-        """Return the call of the first run that the next call of this kind repeats; None where it made none such."""
-        n = self._seen[key]
-        self._seen[key] += 1
-        calls = self._first.get(key, ())
-        return calls[n] if n < len(calls) else None
-
-
-def link(runs: list[Run], call: Call) -> None:
-    """Give a call that begins inside checkpointed functions the forward call it repeats, and list it where it may be repeated."""
-    if call.phase not in ("forward", "recompute"):
-        return
-    key = (call.level, call.scope, call.op)
-    for run in runs:
-        if run.repeats and (found := run.repeated(key)) is not None:
-            call.forward_seq = found
-    origin = call.seq if call.phase == "forward" or call.forward_seq is None else call.forward_seq
-    for run in runs:
-        if not run.repeats:
-            run.add(key, origin)
-
-
-def followed(
-    function: Callable[..., Any], first: dict[Key, list[int]], scope: str, now: Callable[[], tuple[list[Run], int]], *, ran: bool
-) -> Callable[..., Any]:
-    """Wrap a function that the framework runs again in the backward; ``first`` is where its first run, before this where it
-    ``ran``, lists its calls."""
-
-    @wraps(function, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal ran
-        runs, within = now()
-        runs.append(Run(first, scope, repeats=ran, within=within))
-        ran = True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            runs.pop()
-
-    return run
-
-
-def repeated_scope(runs: list[Run], within: int) -> str | None:
-    """Return the scope in which the function that a backward pass recomputes stood in forward; None: it recomputes none."""
-    return runs[-1].scope if runs and runs[-1].within == within != -1 else None
-
-
-def drop_stale(runs: list[Run]) -> None:
-    """Forget first runs that ended in an exception: whoever holds its traceback keeps their generator from ending."""
-    stack = set()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        stack.add(frame)
-        frame = frame.f_back
-    runs[:] = [run for run in runs if run.frame is None or run.frame in stack]
+from collections.abc import Callable
+from typing import Any
 
 
 class Steps:
