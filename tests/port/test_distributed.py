@@ -15,7 +15,7 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, undo
 from trueup.migration.port.choosing import Distributor
-from trueup.migration.port.proving import Batch, Seen, judged
+from trueup.migration.port.proving import Batch, Shown, judged
 
 ONE = """\
 import torch
@@ -187,8 +187,8 @@ def test_why_gradients_are_not_those_of_one(factors: tuple, batches: list[Batch]
             return {key: factor * value for key, value in one.items()}
         return {key: value * (1 + key[0] + (key[2] == "bias") * 0.1 * (1 - key[0])) for key, value in one.items()}
 
-    single = Seen([one], [WHOLE if len(batches[0]) == 2 else ((32, "a"),)], frozenset([layers]))
-    found = judged(single, Seen([off(factor) for factor in factors], batches, frozenset([layers])), 2)
+    single = Shown([one], [WHOLE if len(batches[0]) == 2 else ((32, "a"),)], frozenset([layers]))
+    found = judged(single, Shown([off(factor) for factor in factors], batches, frozenset([layers])), 2)
     assert said in found.sentence
     assert found.same is ("bitwise" in said)
 

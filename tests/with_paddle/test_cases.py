@@ -121,11 +121,11 @@ def test_commands_of_the_page_on_the_simulated_device(python: str, tmp_path: Pat
     (tmp_path / "tools/train.py").write_text(PROJECT_OF_A_USER)
     (tmp_path / "config.yaml").touch()
     (tmp_path / "pyproject.toml").write_text("[tool.trueup.capture]\nstop = true\n")  # when the last of its steps is recorded
-    told = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
 
     def said(line: str, python: str = python, **more: str) -> tuple[str, str]:
         command, path = [python, "-m", "trueup", *shlex.split(line)], f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
-        ended = subprocess.run(command, env=told | {"PATH": path} | more, cwd=tmp_path, capture_output=True, text=True)
+        ended = subprocess.run(command, env=environment | {"PATH": path} | more, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 0, f"{line}\n{ended.stdout[-1000:]}{ended.stderr[-2000:]}"
         return ended.stdout, ended.stderr
 
