@@ -343,11 +343,13 @@ class _Joining:
         self._know_terms(its, ways)
         self._look_at_masks(its)
         (piece,) = held.values()
-        if piece.changed:
-            return self._measured(piece, its, ways)
+        return self._measured(piece, its, ways) if piece.changed else self._found(worker, its, piece)
+
+    def _found(self, worker: int, its: Slot, piece: Piece) -> tuple[Piece, dict[str, Any]]:
+        """Return a whole that a rank has, and where its bytes lie if that is not the first rank."""
         if piece.load is None or worker // self._standing.passes == self._workers[0]:
             return piece, {}
-        place = f"{number}-{name}"  # the bytes lie with another rank than the first
+        place = f"{its.seq}-{its.name}"
         self._loads[place] = piece.load
         return piece, {"payload_segment": JOINED, "payload_key": place, "payload_view": None}
 

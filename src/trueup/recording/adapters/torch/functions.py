@@ -518,9 +518,8 @@ def _written_uncounted(name: str) -> frozenset[str]:
     if not name.startswith(UNVERSIONED):
         return frozenset()
     packet = getattr(torch.ops.aten, name.removeprefix("torch."))
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
-    marked = [(n, a.name) for schema in schemas for n, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    return frozenset(str(key) for keys in marked for key in keys)
+    operators = (Operator.of(getattr(packet, overload)) for overload in packet.overloads())
+    return frozenset(str(key) for operator in operators for keys in operator.written for key in keys)
 
 
 def _add_written(
