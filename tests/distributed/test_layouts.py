@@ -48,11 +48,14 @@ def test_healthy(runs: Path, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("two-layers", "pp-local"), ("pp-local", "cp"), ("zero1", "two-layers"), ("ddp-accumulated", "zero3")]
-)
+    ("first", "second"),
+    [("two-layers", "pp-local"), ("pp-local", "cp"), ("zero1", "two-layers"), ("zero3", "pp-local"),
+     ("ddp-accumulated", "pp-local")],
+)  # fmt: skip
 def test_stages_sequences_and_owners_of_weights(runs: Path, first: str, second: str) -> None:
     """Pipelines of micro-batches, with global names and with names that begin anew; zigzag pieces; ZeRO 1; micro-batches
-    whose losses are divided by their number; weights that are gathered before they are used."""
+    whose losses are divided by their number; weights that are gathered before they are used; a tied weight, of which the stages
+    hold copies, beside flat buffers that hold it once; of stages the losses of micro-batches alone, not that of a first pass."""
     result = compare(runs / first, runs / second)
     assert (result.verdict, list(result.culprits)) == ("aligned", []), result.sentence
 
@@ -67,10 +70,13 @@ def test_an_optimizer_has_the_weights_of_all_ranks() -> None:
 
     alone: Any = SimpleNamespace(stages=(), renames={})
     whole = manifest("a", "b", "c")
-    assert differing(whole, _as_one([manifest("a", "b"), manifest("a", "c")], alone, {})) == []
-    assert differing(whole, _as_one([manifest(), manifest()], alone, {})) == []
-    (said,) = differing(whole, _as_one([manifest("a"), manifest("b")], alone, {}))
+    assert differing(whole, _as_one([manifest("a", "b"), manifest("a", "c")], alone, {}, frozenset())) == []
+    assert differing(whole, _as_one([manifest(), manifest()], alone, {}, frozenset())) == []
+    (said,) = differing(whole, _as_one([manifest("a"), manifest("b")], alone, {}, frozenset()))
     assert (said.name, said.baseline, said.candidate) == ("parameters", "3, with c", "2")
+    stage = {**whole, "settings": {**whole["settings"], "modules": {"": {"class": "Stage"}}}}
+    assert [one.name for one in differing(whole, _as_one([stage], alone, {}, frozenset()))] == ["class"]
+    assert differing(*(_as_one([one], alone, {}, frozenset({""})) for one in (whole, stage))) == []  # the model is no call
 
 
 def test_heads_that_both_runs_cut(runs: Path) -> None:

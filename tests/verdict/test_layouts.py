@@ -17,10 +17,10 @@ from trueup.analysis.audit import check
 from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepared, _sending
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import Geometry, geometry_of
-from trueup.comparison.layout.gradients import off
+from trueup.comparison.layout.gradients import off, staying
 from trueup.comparison.layout.inferring import Apart, Slot, Told, _of_pieces, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
-from trueup.comparison.layout.losses import begun, how_of, reduced, weights
+from trueup.comparison.layout.losses import begun, how_of, reduced, totals, weights
 from trueup.comparison.layout.order import made_by
 from trueup.comparison.layout.pieces import Piece, Way, put_together, way_in
 from trueup.comparison.layout.updates import updates_in
@@ -224,6 +224,9 @@ def test_a_number_counts_as_its_gradient_says() -> None:
     )  # losses not divided yet
     assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, None, {"ranks": "avg"}) == ({"ranks": "avg"}, True)
     assert how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 12.0, {"ranks": "avg"}) == ({"ranks": "avg"}, False)
+    # The other run's number was put together in one of two ways, too: 150, or 25.
+    found = how_of({0: 20.0, 1: 30.0}, workers, {"ranks"}, 150.0, {"ranks": "sum"}, (150.0, 25.0))
+    assert (found, totals({0: 20.0, 1: 30.0}, workers, {"ranks"})) == (({"ranks": "avg"}, False), (25.0, 50.0))
 
 
 def test_where_a_backward_begins() -> None:
@@ -550,10 +553,41 @@ def test_shapes_of_pieces_that_nobody_can_place(kind: str, slot: str, unplaced: 
 
 def test_gradients_of_some_weights_are_no_proof() -> None:
     first, second, twice = _parts(*(np.arange(1, 5, dtype=np.float32) * factor for factor in (1, 3, 2)))
-    assert off({"a": first, "b": second}, {"a": first, "b": second}) == []
-    assert off({"a": first, "b": second}, {"a": first}) is None
-    found = off({"a": first, "b": second}, {"a": twice})
+    assert off({"a": first, "b": second}, {"a": first, "b": second}, {}) == []
+    assert off({"a": first, "b": second}, {"a": first}, {}) is None
+    found = off({"a": first, "b": second}, {"a": twice}, {})
     assert [(one.weights, round(one.ratio, 3)) for one in found or ()] == [(("a",), 2.0)]
+
+
+def test_a_tied_weight_and_its_copy_have_one_gradient() -> None:
+    first, second, twice = _parts(*(np.arange(1, 5, dtype=np.float32) * factor for factor in (1, 3, 2)))
+    whole, tied = {"words": first, "up": second}, {"head": "words"}
+    assert off(whole, {**whole, "head": first}, tied) == off({**whole, "head": first}, whole, tied) == []
+    assert [one.weights for one in off(whole, {**whole, "head": twice}, tied) or ()] == [("head",)]
+    assert off(whole, {**whole, "head": first}, {}) is None
+
+
+def test_a_weight_that_stays_as_it_was() -> None:
+    first, moved, rounded = _parts(*(np.full(4, value, np.float32) for value in (1, 1.01, 1 + 2**-23)))
+    at = ("forward", "module", "up", "Linear", 0), "param.weight"
+    still = {0: {at: first}, 1: {at: first}}
+    assert staying({0: {at: first}, 1: {at: moved}}, still) == (at, 0, 1)
+    both = {0: {at: first}, 1: {at: moved}}
+    assert staying(still, still) is staying(both, both) is staying({0: {at: first}, 1: {at: rounded}}, still) is None
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_a_padded_weight_is_no_replica_that_drifted(tmp_path: Path, rows: int) -> None:
+    """Of four rows two ranks hold three each, the last two padding: nobody knows how that lies, and nobody is to blame."""
+    x, weight = np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(1, 13, dtype=np.float32).reshape(6, 2)
+    whole, cut = Recording(parts="stats digest tensor"), Recording(parts="stats digest tensor")
+    for run, parts in ((whole, [weight[:rows]]), (cut, np.split(weight, 2))):
+        for rank, held in enumerate(parts):
+            given = {"input.0": x, "param.weight": held}
+            run.call("Linear", given, [x @ held.T], level="module", scope="up", rank=rank)
+    one, two = whole.write(tmp_path / "one", world_size=1), cut.write(tmp_path / "two", world_size=2)
+    expected = "aligned" if rows == 6 else "inconclusive"
+    assert [compare(*pair).verdict for pair in ((one, two), (two, one))] == [expected] * 2
 
 
 def _each_cuts_another(directory: Path, cut: str, wrong: float = 1.0) -> Path:

@@ -9,6 +9,7 @@ Adam makes the same of a gradient that is a factor off, so that nothing after it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from trueup.comparison.layout.calls import Calls, Key
 from trueup.comparison.layout.pieces import Array, Piece
 from trueup.comparison.layout.updates import STEPPING, UNNAMED, placed, shapes_of, updates_in
+from trueup.foundation.facts.slots import roundoff
 
 FACTOR = 0.02
 """Relative error of a multiple: gradients of bfloat16 are sums of terms that are 0.4 % off."""
@@ -26,6 +28,7 @@ OFF = 0.05
 """Relative distance, and relative difference of norms, from which on gradients are no roundings of one another."""
 
 Gradients = Mapping[str, Piece]
+Slots = Mapping[tuple[Key, str], Piece]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def read_by(calls: Calls, names: Sequence[str] | None) -> dict[str, int]:
     return found
 
 
-def given(slots: Mapping[tuple[Key, str], Piece], flat: frozenset[str], sizes: Mapping[str, int]) -> dict[str, Piece]:
+def given(slots: Slots, flat: frozenset[str], sizes: Mapping[str, int]) -> dict[str, Piece]:
     """Return the gradients by weight that the joined steps of optimizers read; ``sizes``: the weights', in the model's order.
     Buffers that cannot be cut keep their own names."""
     found: dict[str, Piece] = {}
@@ -94,10 +97,12 @@ def _part(piece: Piece, start: int, end: int) -> Piece:
     return Piece(piece.dtype, (end - start,), load=None if load is None else lambda: load().reshape(-1)[start:end], changed=True)
 
 
-def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
-    """Return where gradients are no roundings of the baseline's; None: they cannot be held against each other."""
+def off(baseline: Gradients, candidate: Gradients, tied: Mapping[str, str]) -> list[Off] | None:
+    """Return where gradients are no roundings of the baseline's; None: they cannot be held against each other. ``tied``: weights
+    that are another one, of which the stages of a pipeline hold copies, each with a gradient that must be that one's."""
     if not baseline or not candidate:
         return None
+    baseline, candidate = _with_copies(baseline, candidate, tied), _with_copies(candidate, baseline, tied)
     both = [name for name in baseline if name in candidate]
     if both and all(side[name].load for side in (baseline, candidate) for name in both):
         each = [(name, *between(baseline[name], candidate[name])) for name in both]
@@ -113,6 +118,32 @@ def off(baseline: Gradients, candidate: Gradients) -> list[Off] | None:
         return None
     ratio = norms[1] / norms[0]
     return [Off((), ratio, abs(ratio - 1))] if abs(ratio - 1) > OFF else []
+
+
+def _with_copies(mine: Gradients, its: Gradients, tied: Mapping[str, str]) -> Gradients:
+    """Return a run's gradients, those of a tied weight also under the other name that the other run has for it."""
+    return {**mine, **{name: mine[tied[name]] for name in its.keys() - mine.keys() if tied.get(name) in mine}}
+
+
+def weights_in(slots: Slots) -> Slots:
+    """Return the weights that modules run with in a step."""
+    return {at: piece for at, piece in slots.items() if at[0][:2] == ("forward", "module") and at[1].startswith("param.")}
+
+
+def staying(baseline: Mapping[int, Slots], candidate: Mapping[int, Slots]) -> tuple[tuple[Key, str], int, int] | None:
+    """Return the first weight that the candidate has bit by bit as in the step before, and both steps, where the baseline's
+    differ by more than a rounding; None: there is none. By how much Adam moves a weight says nothing of its gradient, so
+    that a weight that was not updated at all is within what a step may be off."""
+    steps = sorted(baseline.keys() & candidate.keys())
+    for before, after in itertools.pairwise(steps):
+        for at in baseline[before]:
+            held = [side[step].get(at) for side in (baseline, candidate) for step in (before, after)]
+            first, second, mine, its = (one if one is not None and one.load else None for one in held)
+            if not (first and second and mine and its) or between(mine, its)[1] > 0:
+                continue
+            if 2 * roundoff(first.dtype) < between(first, second)[1] < math.inf:
+                return at, before, after
+    return None
 
 
 def between(first: Piece, second: Piece) -> tuple[float, float]:

@@ -62,6 +62,10 @@ class Apart:
     made: tuple[Key, str] | None = None  # call and slot that made it, of what an optimizer reads
 
 
+Guessed = dict[tuple[Key, str], tuple[float, ...]]
+"""Slots that were put together in one of several ways; of a number what each way leads to."""
+
+
 @dataclass
 class Told:
     """What is known when a slot is looked at."""
@@ -85,7 +89,8 @@ class Told:
     lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
     joined: Mapping[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step that are put together
     loss: Mapping[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
-    guessed: set[tuple[Key, str]] = field(default_factory=set)  # that were put together in one of several ways
+    guessed: Guessed = field(default_factory=dict)
+    otherwise: Mapping[tuple[Key, str], tuple[float, ...]] = field(default_factory=dict)  # what the other run guessed
     numbers: dict[tuple[Key, str], How] = field(default_factory=dict)  # by axis, the same of single numbers of each rank
 
 
@@ -159,7 +164,8 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if slot.key[0] == "optimizer" and slot.name in told.flat:
         return Way("sharded", 0)
     if slot.fixed:
-        of_model = axis not in told.data and whole is None  # a shard that nothing describes
+        # A shard that nothing describes, or a piece of a weight that is padded: no replica of the whole has another shape.
+        of_model = axis not in told.data and (whole is None or whole.shape != piece.shape)
         return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
     if before is not None:
         return _of_gradient(axis, before, told, piece)
@@ -214,7 +220,7 @@ def _of_sequence(
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
         some = [n for n in at if piece.shape[n] == length]
         if len(some) > 1:  # as many heads as places
-            told.guessed.add((slot.key, slot.name))
+            told.guessed[slot.key, slot.name] = ()
         dim = some[0] if some else None
         dim = next((n for n, size in enumerate(piece.shape) if size and not size % length), None) if dim is None else dim
     if dim is None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.comparison.layout.calls import LEVELS, Key, class_of
+from trueup.comparison.layout.gradients import Slots, weights_in
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joining import JOINED, Earlier, Step, join
 from trueup.comparison.layout.pieces import Piece, Way
@@ -51,14 +52,15 @@ class Joined(Translated):
     ) -> None:  # fmt: skip
         super().__init__(capture, Dialect("", Map(), candidate=False))
         self.standing, self.geometry, self.data = standing, standing.ranks, standing.data - {MICRO}
-        self.workers = standing.workers
+        self.workers, self.tied = standing.workers, tied
         self.declared, self._partial, self._updates, self._other = declared, frozenset(partial), updates, other
         self.apart: list[Apart] = []
         self.left_out = updates is None  # whether what optimizers make of gradients is not compared
         self.gradients: dict[int, dict[str, Piece]] = {}  # by step and weight, where it is not
+        self.weights: dict[int, Slots] = {}  # likewise
         self.alone = 0  # calls that not all ranks make
         first = min(capture.ranks)
-        self.ranks = {0: _as_one([capture.ranks[rank] for rank in sorted(capture.ranks)], standing, tied)}
+        self.ranks = {0: _as_one([capture.ranks[rank] for rank in sorted(capture.ranks)], standing, tied, self._partial)}
         self.root = {**capture.root, "levels": [level for level in LEVELS if level in capture.levels]}
         sizes = capture.sizes
         self._sizes = {(0, step): sizes[first, step] for step in capture.steps if all((r, step) in sizes for r in capture.ranks)}
@@ -84,13 +86,14 @@ class Joined(Translated):
         with self._joining:
             found = self._held.get(number)
             if found is None:
-                other = {} if self._other is None or (0, number) not in self._other.sizes else self._other.step(number).slots
+                other = None if self._other is None or (0, number) not in self._other.sizes else self._other.step(number)
                 found = join(
                     self.original, self.standing, number, other, self.declared, self._partial, self._updates, self._earlier
                 )
                 if number not in self._seen:
                     self._seen.add(number)
                     self.gradients[number] = found.gradients
+                    self.weights[number] = weights_in(found.slots) if self.left_out else {}
                     self.apart += found.apart
                     self.alone += found.alone
                 while len(self._held) >= KEPT:
@@ -175,9 +178,11 @@ def added(text: str | None) -> list[int]:
     return ranks_of(told.get("ranks")) or [] if told.get("reduce_op") in ("SUM", "AVG") else []
 
 
-def _as_one(manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Mapping[str, str]) -> dict[str, Any]:
+def _as_one(
+    manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Mapping[str, str], partial: frozenset[str]
+) -> dict[str, Any]:
     """Return the ranks' manifests as one process would have written them: layouts differ in nothing else. Of stages each tells of
-    its own modules and weights; otherwise the first tells of all."""
+    its own modules and weights; otherwise the first tells of all. A module that is no call has no class that matters."""
     found = {**manifests[0], "rank": 0, "world_size": 1, "parallel": {"groups": []}}
     told = [_settings(one, standing.renames.get(rank, ())) for rank, one in enumerate(manifests)]
     if told[0] is None:
@@ -186,6 +191,8 @@ def _as_one(manifests: Sequence[Mapping[str, Any]], standing: Standing, tied: Ma
     for one in told if standing.stages else told[:1]:
         for name, held in (one or {})["modules"].items():
             modules.setdefault(name, held)
+    for name in partial & modules.keys():
+        modules[name] = {key: value for key, value in modules[name].items() if key != "class"}
     copies = {name: other for name, other in tied.items() if standing.stages}
     for name, other in copies.items():
         scope, _, weight = name.rpartition(".")

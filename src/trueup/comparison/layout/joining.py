@@ -14,9 +14,9 @@ import pyarrow as pa
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, in_passes, plain
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.gradients import given, read_by
-from trueup.comparison.layout.inferring import Apart, Slot, Told, Ways, way_along
+from trueup.comparison.layout.inferring import Apart, Guessed, Slot, Told, Ways, way_along
 from trueup.comparison.layout.inner import Inner
-from trueup.comparison.layout.losses import how_of, weights
+from trueup.comparison.layout.losses import how_of, totals, weights
 from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
@@ -63,7 +63,7 @@ class Step:
     terms: dict[tuple[Key, str], Mapping[int, Piece]] = field(default_factory=dict)  # of gradients that micro-batches add up to
     read: dict[tuple[Key, str], tuple[Key, str]] = field(default_factory=dict)  # by what an optimizer reads, the gradient's maker
     makers: dict[str, tuple[Key, str]] = field(default_factory=dict)  # by weight, the backward that makes its gradient
-    guessed: set[tuple[Key, str]] = field(default_factory=set)  # that were put together in one of several ways
+    guessed: Guessed = field(default_factory=dict)
 
 
 @dataclass
@@ -75,15 +75,16 @@ class Earlier:
 
 
 def join(
-    capture: Capture, standing: Standing, step: int, other: Mapping[tuple[Key, str], Piece],
+    capture: Capture, standing: Standing, step: int, other: Step | None,
     declared: Callable[[Key, str, str], Way | None], partial: Collection[str], order: Updates,
     earlier: Earlier,
 ) -> Step:  # fmt: skip
-    """Join the ranks of a step. ``other``: slots of the other run's same step, whole; ``partial``: modules that are no calls;
+    """Join the ranks of a step. ``other``: the other run's same step; ``partial``: modules that are no calls;
     ``order``: the numbers of the weights that optimizers update, () as they come, None: what updates them is left out; ``earlier``:
     what is known of earlier steps, to which this step adds."""
     sizes = {axis: standing.workers.size(axis) for axis in standing.workers.axes}
-    told = Told(step, sizes, standing.data, other, declared, sequence=standing.sequence, loss=standing.loss)
+    slots, otherwise = (other.slots, other.guessed) if other is not None else ({}, {})
+    told = Told(step, sizes, standing.data, slots, declared, sequence=standing.sequence, loss=standing.loss, otherwise=otherwise)
     return _Joining(capture, standing, told, partial, order, earlier.numbers).done(earlier.made)
 
 
@@ -370,9 +371,10 @@ class _Joining:
         values = {worker: piece.numbers.mean for worker, piece in held.items() if piece.numbers is not None}
         known = None if whole is None or whole.numbers is None else whole.numbers.mean
         usual = dict.fromkeys(told.data, SUM) if first.dtype.startswith(("int", "uint")) else dict(told.loss)  # what counts adds up
-        told.numbers[its.key, its.name], sure = how_of(values, self._geometry, told.data, known, usual)
+        otherwise = told.otherwise.get((its.key, its.name), ())
+        told.numbers[its.key, its.name], sure = how_of(values, self._geometry, told.data, known, usual, otherwise)
         if not sure or (known is None and len(values) > 1):
-            told.guessed.add((its.key, its.name))
+            told.guessed[its.key, its.name] = totals(values, self._geometry, told.data)
         return held
 
     def _gradient(self, worker: int, its: Slot) -> float | None:

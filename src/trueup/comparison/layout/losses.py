@@ -52,21 +52,35 @@ def reduced(sides: Sequence[Losses]) -> list[How]:
     """Return how the losses of each run make one, so that both come to the same; where nothing does, they are means."""
     options = [list(_ways(one.losses, one.workers, one.data)) for one in sides]
     alike = [pair for pair in itertools.product(*options) if near(pair[0][1], pair[1][1])] if len(options) == 2 else []
-    best = max(alike, key=lambda pair: sum(list(how.values()).count(AVERAGE) for how, _ in pair), default=())
+    best = max(alike, key=lambda pair: sum(_means(how) for how, _ in pair), default=())
     return [how for how, _ in best] or [{} for _ in sides]
 
 
 def how_of(
-    values: Mapping[int, float], workers: Geometry, data: Collection[str], whole: float | None, usual: How
-) -> tuple[How, bool]:
+    values: Mapping[int, float], workers: Geometry, data: Collection[str], whole: float | None, usual: How,
+    otherwise: Collection[float] = (),
+) -> tuple[How, bool]:  # fmt: skip
     """Return how a number of each worker makes the ``whole`` of the other run: as losses do (``usual``) if that leads there or the
-    other run has none, else as comes nearest; and whether it leads there, as far as is known."""
+    other run has none, else as comes nearest; and whether it leads there, as far as is known. ``otherwise``: what the other run's
+    number may be as well, which counts if nothing leads to the whole."""
     options = list(_ways(values, workers, data))
     expected = {axis: usual.get(axis, AVERAGE) for axis in data}
     if whole is None or any(how == expected and near(total, whole) for how, total in options):
         return expected, True
     how, total = min(options, key=lambda one: (abs(one[1] - whole), one[0] != expected), default=(expected, whole))
-    return how, near(total, whole)
+    if near(total, whole):
+        return how, True
+    alike = [one for one, total in options if any(near(total, its) for its in otherwise)]
+    return max(alike, key=_means, default=how), False
+
+
+def totals(values: Mapping[int, float], workers: Geometry, data: Collection[str]) -> tuple[float, ...]:
+    """Return what numbers of each worker may come to."""
+    return tuple(total for _, total in _ways(values, workers, data))
+
+
+def _means(how: How) -> int:
+    return list(how.values()).count(AVERAGE)
 
 
 def weights(gradients: Mapping[int, float | None]) -> dict[int, float]:

@@ -114,6 +114,8 @@ def standing_of(capture: Capture, geometry: Geometry) -> Standing:
     flat = bool(flat_in(read[first], len(read), capture.ranks[first], {}))
     weights = {rank: _updated(read[rank], capture.ranks[rank], renames[rank]) for rank in geometry.coordinates}
     begins = {rank: begun(calls.rows) for rank, calls in read.items()}
+    if stages:  # asked for their shapes first, stages go back once more
+        begins = {rank: some[-passes:] for rank, some in begins.items()}
     losses = {rank * passes + n: one for rank, some in begins.items() if len(some) == passes for n, one in enumerate(some)}
     return Standing(geometry, workers, passes, data, stages, sequence, partial, renames, flat, sizes, weights, losses)
 

@@ -14,7 +14,7 @@ from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import by_groups, geometry_of
-from trueup.comparison.layout.gradients import Off, between, off
+from trueup.comparison.layout.gradients import Off, between, off, staying
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
 from trueup.comparison.layout.joined import Joined, added, undeclared
 from trueup.comparison.layout.losses import near, reduced
@@ -103,7 +103,7 @@ def _disagree(first: Joined, second: Joined) -> bool:
     if not first.steps or first.steps[0] not in second.steps:
         return False
     mine, its = first.step(first.steps[0]), second.step(first.steps[0])
-    pairs = [(mine.slots[at], its.slots[at]) for at in mine.guessed | its.guessed if at in mine.slots and at in its.slots]
+    pairs = [(mine.slots[at], its.slots[at]) for at in {**mine.guessed, **its.guessed} if at in mine.slots and at in its.slots]
     return any(
         one.shape != other.shape
         or (one.numel == 1 and one.numbers and other.numbers and not near(one.numbers.mean, other.numbers.mean))
@@ -114,7 +114,8 @@ def _disagree(first: Joined, second: Joined) -> bool:
 def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Result:
     """Return the result of comparing two joined captures with what their ranks did not agree on: that comes before what follows
     from it. What shows in the baseline is no fault of the candidate, and keeps two runs from being aligned."""
-    unplaced = bool(result.culprits) and all(is_unplaced(one, sides) for one in result.culprits)
+    # What comes after a piece that nobody can place may follow from it.
+    unplaced = bool(result.culprits) and is_unplaced(min(result.culprits, key=_place), sides)
     if unplaced:
         result = dataclasses.replace(result, verdict="inconclusive", culprits=[])
     counting = [one for one in result.culprits if counts_piece(one, sides[1])]
@@ -409,18 +410,22 @@ def _added_otherwise(finding: Finding, run: Joined) -> Finding:
 
 def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
     """Return what is wrong with the gradients that optimizers are given whose own calls were not compared; or why nobody knows."""
+    doubt = ""
     for step in sorted(sides[0].gradients.keys() & sides[1].gradients.keys()):
-        wrong = off(sides[0].gradients[step], sides[1].gradients[step])
+        wrong = off(sides[0].gradients[step], sides[1].gradients[step], sides[1].tied)
         if wrong is None:
-            return [], said.GRADIENTS_UNKNOWN
-        if wrong and (lost := _lost_in(step, sides)) is not None:
+            doubt = doubt or said.GRADIENTS_UNKNOWN
+        elif wrong and (lost := _lost_in(step, sides)) is not None:
             return [lost], ""
-        if wrong and all(math.isfinite(one.ratio) for one in wrong):
+        elif wrong and all(math.isfinite(one.ratio) for one in wrong):
             return [_of_factor(wrong[0], step, sides[1])], ""
-        if wrong:
+        elif wrong:
             names = [name for one in wrong for name in one.weights]
-            return [], said.gradients_differ(names, max(one.distance for one in wrong))
-    return [], ""
+            doubt = doubt or said.gradients_differ(names, max(one.distance for one in wrong))
+    if (found := staying(sides[0].weights, sides[1].weights)) is None:
+        return [], doubt
+    at, *steps = found
+    return [_of_factor(Off((), math.nan, math.nan), steps[1], sides[1], at, said.stays(at[1], at[0][2] or at[0][3], steps))], ""
 
 
 def _lost_in(step: int, sides: tuple[Joined, Joined]) -> Finding | None:
@@ -440,7 +445,7 @@ def _given_otherwise(sides: tuple[Joined, Joined]) -> Finding | None:
         return None
     if (found := _lost_in(step, sides)) is not None:
         return found
-    wrong, workers = off(sides[0].gradients[step], sides[1].gradients[step]), sides[1].workers
+    wrong, workers = off(sides[0].gradients[step], sides[1].gradients[step], sides[1].tied), sides[1].workers
     if not wrong or len(wrong) > 1 or not any(_is_multiple(wrong[0].ratio, workers.size(axis)) for axis in workers.axes):
         return None
     return _of_factor(wrong[0], step, sides[1])

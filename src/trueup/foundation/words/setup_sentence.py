@@ -26,7 +26,7 @@ BY_STATISTICS = (
 SOME_RANKS = "{} made by some ranks alone were not compared"
 OF_BASELINE = "in the baseline, too: {}"
 
-LIES_UNKNOWN = "because nothing says how weights lie that ranks of both runs hold pieces of"
+LIES_UNKNOWN = "because nothing says how weights lie that ranks hold pieces of"
 GRADIENTS_UNKNOWN = (
     "because the gradients that the optimizer is given could not be held against each other, and its own calls do not show which "
     "weight each is for: record both runs with --detail tensor"
@@ -146,6 +146,12 @@ def gradients_differ(names: Sequence[str], distance: float) -> str:
         f"because the gradients of {_named(names)} that the optimizer is given differ{_off(distance)}, and nobody knows whether "
         "they are those of these weights: its calls do not show which weight each is for"
     )
+
+
+def stays(slot: str, where: str, steps: Sequence[int]) -> str:
+    """Say that a weight was not updated between two steps."""
+    before, after = steps
+    return f"{slot} of {where} is in step {after} what it was in step {before}, and the baseline's moved: it was not updated"
 
 
 def half_reduced(slot: str, where: str, size: int) -> str:
