@@ -239,12 +239,18 @@ static int put_hook(const Quick *q, PyObject *node, PyObject *method, PyObject *
     return handle == NULL ? -1 : 0;
 }
 
-/* Whether a gradient comes from several nodes, and has to be added up: 1, 0, or -1 with an exception set. */
+/* Whether a gradient comes in parts, from several nodes or twice from one (x * x), and has to be added up: 1, 0, or -1 with an
+   exception set. */
 static int repeats(PyObject *boundary)
 {
-    PyObject *names = PySet_New(NULL), *node, *slots;
+    PyObject *names, *node, *slots;
     Py_ssize_t at = 0, count = 0;
-    int bad = names == NULL;
+    while (PyDict_Next(boundary, &at, &node, &slots))
+        count += PyList_Size(slots);
+    if (count < 2) /* of most calls */
+        return 0;
+    int bad = (names = PySet_New(NULL)) == NULL;
+    at = count = 0;
     while (!bad && PyDict_Next(boundary, &at, &node, &slots))
         for (Py_ssize_t k = 0; !bad && k < PyList_Size(slots); k++, count++)
             bad = PySet_Add(names, PyTuple_GetItem(PyList_GetItem(slots, k), 1));
@@ -259,7 +265,7 @@ static int watch_inputs(const Quick *q, const Edges *edges, PyObject *context, P
     PyObject *boundary = boundary_of(context, edges, pending, own), *node, *slots;
     if (boundary == NULL)
         return -1;
-    int summed = records && PyDict_Size(boundary) > 1 ? repeats(boundary) : 0, bad = summed < 0;
+    int summed = records ? repeats(boundary) : 0, bad = summed < 0;
     if (records && summed > 0) {
         PyObject *done = PyObject_CallFunctionObjArgs(q->hook_sums, context, boundary, NULL);
         bad = done == NULL;
