@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from trueup.comparison.result.comparing import Assembly
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import CallKey
 from trueup.foundation.words.reasons import LATER, NEXT, WORDS, in_words, joined, what_and_next
@@ -57,6 +60,7 @@ SAID = [
      f"input.0 of {CALL} differs (rel. L2 0.25) and no compared call made that difference: compare at level api too, which both "
      "captures hold, where calls between modules show"),
     (Why.COULD_ROUND("fc", "aten::mm", 3.14, ""), "fc (aten::mm) is off by 3.1 x what is explained, which could be rounding"),
+    (Why.REWRITTEN(1), "1 call is written another way in the candidate; what they compute together agrees"),
     (Why.FIRST_SHAPE(CALL, Why.SHAPES("1", "2")),
      "the first result that has another shape is that of layer.2, forward, step 1 (aten::mm): shapes differ: 1 and 2"),
 ]  # fmt: skip
@@ -95,3 +99,11 @@ def test_a_reason_is_found_beside_another() -> None:
     reason = Why.NOT_COMPARED(1, Why.UNRECORDED("ptdbg"), CALL)
     assert reason.involves(Why.UNRECORDED)
     assert not reason.involves(Why.INPUTS)
+
+
+@pytest.mark.parametrize(("ratio", "size"), [(math.inf, ""), (3.14, " by 3.1 x what is explained"), (0.04, ""), (0.0, "")])
+def test_a_size_that_would_be_written_as_none_is_left_out(ratio: float, size: str) -> None:
+    suspect = SimpleNamespace(because=())
+    finding = SimpleNamespace(slots=(), ratio=ratio, name="fc", op="aten::mm", because="")
+    (note,) = Assembly._with_suspect(SimpleNamespace(findings={id(suspect): finding}), [], suspect)  # type: ignore[arg-type]
+    assert in_words(note) == f"fc (aten::mm) is off{size}, which could be rounding"

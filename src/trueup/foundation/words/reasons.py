@@ -159,7 +159,7 @@ WORDS = {
     Why.DEAD_ENDS: "{0:,} {0:call|calls} in one run only compute what no recorded call reads, the first in the {1}: {2:call}",
     Why.COVERED: "{0:,} {0:call exists|calls exist} in only one run; {1:?the dump has none of their kind}{1:!the runs use "
     "different operators there}, so their combined results were compared",
-    Why.REWRITTEN: "{0:,} {0:call|calls} are written another way in the candidate; what they compute together agrees",
+    Why.REWRITTEN: "{0:,} {0:call is|calls are} written another way in the candidate; what they compute together agrees",
     Why.PASSES: "step {0} goes backward {1} {1:time|times} in the baseline and {2} {2:time|times} in the candidate, as with "
     "micro-batches: its calls are no counterparts and nobody is blamed; the gradients that the optimizer reads and what it "
     "makes of them agree{3:! but for a part of the difference that all elements share}",
