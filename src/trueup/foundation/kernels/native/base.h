@@ -68,7 +68,7 @@ static const Kind KIND[KINDS] = {
 
 #define HIDDEN __attribute__((visibility("hidden")))
 extern HIDDEN float EIGHT_VALUES[4][256];   /* the eight-bit floats by kind - E4M3FN and code */
-extern HIDDEN uint64_t SIGNS[256][8] ALIGNED; /* for each byte of a sign word, what to xor into eight doubles */
+extern HIDDEN double SIGNS[256][8] ALIGNED;   /* for each byte of a sign word, 1 or -1 for eight doubles */
 HIDDEN void make_tables(void);
 
 #define GOLDEN 0x9E3779B97F4A7C15u

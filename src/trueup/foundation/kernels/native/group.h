@@ -15,12 +15,32 @@ typedef struct {
     double lanes[LANES];
     Vector_double sum, square;
     VECTOR_OF low, high; /* those so far enter */
-    int64_t small;
+    int64_t small, zero;
 } ALIGNED FN(Group);
 
 static ALWAYS_INLINE BITS_OF FN(magnitude)(VECTOR_OF v)
 {
     return (BITS_OF)v & ((BITS_OF){0} + (((FN(Word))1 << (8 * sizeof(REAL) - 1)) - 1));
+}
+
+#if LEVEL < 512
+/* The smaller magnitude; that of NaN is none. */
+static ALWAYS_INLINE VECTOR_OF FN(smaller)(VECTOR_OF v, VECTOR_OF least) { return FN(min)((VECTOR_OF)FN(magnitude)(v), least); }
+#endif
+
+/* Count the elements of `rows` rows whose magnitude has bits below `tiny`, and the zeros among them. */
+static NOINLINE void FN(count_small)(const REAL *x, int rows, FN(Word) tiny, FN(Group) *g)
+{
+    BITS_OF small = {0}, zero = {0};
+    const BITS_OF limit = (BITS_OF){0} + tiny, one = (BITS_OF){0} + 1;
+    for (int i = 0; i < LANES * rows; i += FN(COUNT)) {
+        VECTOR_OF v;
+        memcpy(&v, x + i, sizeof v);
+        small = FN(count_below)(small, FN(magnitude)(v), limit);
+        zero = FN(count_below)(zero, FN(magnitude)(v), one);
+    }
+    g->small = FN(total)(small);
+    g->zero = FN(total)(zero);
 }
 
 /* Lanes, sums and extremes of `rows` rows. Memory at `ahead`, what comes one piece later, is fetched meanwhile: going down the
@@ -33,7 +53,7 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, const char *ahead, int rows, F
     memset(sum, 0, sizeof sum);
     memset(square, 0, sizeof square);
     VECTOR_OF low = g->low, high = g->high;
-    BITS_OF small = {0};
+    VECTOR_OF least = (VECTOR_OF){0} + (REAL)INFINITY;
     for (int c = 0; c < LANES; c += FN(COUNT)) {
         Vector_double all[FN(PARTS)], lane[FN(PARTS)]; /* all: longer chains of additions would lose more */
         memset(all, 0, sizeof all);
@@ -46,7 +66,7 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, const char *ahead, int rows, F
                 __builtin_prefetch(ahead + sizeof v * r + 8 * sizeof(REAL) * c, 0, 2); /* to the second level */
             low = FN(min)(v, low);
             high = FN(max)(v, high);
-            small = FN(count_below)(small, FN(magnitude)(v), limit);
+            least = FN(smaller)(v, least);
             EACH_PART {
                 Vector_double d = FN(part)(x + LANES * r + c, v, p);
                 all[p] += d;
@@ -67,7 +87,9 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, const char *ahead, int rows, F
     }
     g->low = low;
     g->high = high;
-    g->small = FN(total)(small);
+    g->small = g->zero = 0;
+    if (FN(any_below)((BITS_OF)least, limit))
+        FN(count_small)(x, rows, tiny, g);
 }
 
 /* Elements of `rows` rows whose magnitude has just these bits. */
@@ -138,7 +160,7 @@ static NOINLINE void FN(careful)(const REAL *x, int size, const Kind *kind, REAL
     g->low = low;
     g->high = high;
     t->nan -= padding;
-    t->zero += (g->small ? FN(count_equal)(clean, rows, 0) : 0) - left_out;
+    g->zero -= left_out;
     g->small -= left_out;
 }
 
@@ -164,6 +186,7 @@ static ALWAYS_INLINE void FN(enter)(const FN(Group) *g, int64_t group, Totals *t
     memcpy(t->rest, &rest, sizeof rest);
     memcpy(t->square, &square, sizeof square);
     t->small += g->small;
+    t->zero += g->zero;
 }
 
 static NOINLINE void FN(run)(const REAL *x, const char *ahead, int64_t group, int n, const Kind *kind, double scale, Totals *t)
@@ -183,15 +206,10 @@ static NOINLINE void FN(run)(const REAL *x, const char *ahead, int64_t group, in
                 FN(rows)(x, ahead, ROWS, tiny, words, &g);
             else
                 FN(rows)(x, ahead, rows, tiny, words, &g);
-            double squares = 0.0;
-            for (int j = 0; j < DOUBLES; j++)
-                squares += g.square[j];
             int saturated = FN(reaches)(g.low, g.high, (REAL)kind->largest);
-            careful = !(squares < INFINITY) || (saturated && kind->masking);
+            careful = !all_finite(g.square) || (saturated && kind->masking);
             if (!careful && saturated)
                 t->saturated += FN(count_equal)(x, rows, largest);
-            if (!careful && g.small)
-                t->zero += FN(count_equal)(x, rows, 0);
         }
         if (careful) {
             g.low = low;

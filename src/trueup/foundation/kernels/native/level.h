@@ -154,10 +154,10 @@ static void blocks(const uint8_t *p, int64_t count, uint64_t *acc, uint64_t *add
                 memcpy(&key, SECRET + 8 * s + sizeof key * j, sizeof key);
                 key ^= value;
                 straight[j] += product32(key, key >> 32);
-                crossed[j] += swap_pairs(value);
+                crossed[j] += value; /* all are swapped as one */
             }
         for (int j = 0; j < REGISTERS; j++) {
-            Bits_double a = straight[j] + crossed[j];
+            Bits_double a = straight[j] + swap_pairs(crossed[j]);
             if (added) {
                 memcpy(added + DOUBLES * j, &a, sizeof a);
                 continue;

@@ -2,6 +2,9 @@
  *
  * Statistics and digest take turns on each piece, so that memory is read once. A chunk's place in the ring is used again
  * when it is folded; the thread that happens to be there folds all that is ready.
+ *
+ * PyTorch gives each thread of the team an equal share of a tensor, in order. What the ring holds as a whole is shared out in the
+ * same way: most of a thread's share lies in its own cache still. Who is done with it helps the others.
  */
 #ifndef TRUEUP_MEASURE_H
 #define TRUEUP_MEASURE_H
@@ -32,7 +35,9 @@ typedef struct {
     Totals *totals;
     uint64_t acc[8];
     Slot *slots;
-    int64_t next, folded; /* chunks begun and chunks folded */
+    int shares;
+    int64_t next[SLOTS]; /* chunk that begins next of each share */
+    int64_t folded;      /* chunks folded */
     int folding;
 } Job;
 
@@ -104,21 +109,32 @@ static void fold_ready(Job *job)
     }
 }
 
+static int64_t share_begin(const Job *job, int share) { return job->chunks * share / job->shares; }
+
+static void work_chunk(Job *job, int64_t chunk)
+{
+    Slot *slot = &job->slots[chunk % SLOTS];
+    while (__atomic_load_n(&job->folded, __ATOMIC_SEQ_CST) + SLOTS <= chunk) {
+        fold_ready(job);
+        team_yield();
+    }
+    totals_clear(&slot->totals);
+    measure_chunk(job, chunk, &slot->totals, job->acc, slot->added);
+    __atomic_store_n(&slot->ready, chunk + 1, __ATOMIC_SEQ_CST);
+    fold_ready(job);
+}
+
 static void work(void *data)
 {
     Job *job = data;
     Modes modes = exact_modes();
-    int64_t chunk;
-    while ((chunk = __atomic_fetch_add(&job->next, 1, __ATOMIC_SEQ_CST)) < job->chunks) {
-        Slot *slot = &job->slots[chunk % SLOTS];
-        while (__atomic_load_n(&job->folded, __ATOMIC_SEQ_CST) + SLOTS <= chunk) {
-            fold_ready(job);
-            team_yield();
-        }
-        totals_clear(&slot->totals);
-        measure_chunk(job, chunk, &slot->totals, job->acc, slot->added);
-        __atomic_store_n(&slot->ready, chunk + 1, __ATOMIC_SEQ_CST);
-        fold_ready(job);
+    const int own = team_number();
+    for (int k = 0; k < job->shares; k++) {
+        const int share = (own + k) % job->shares;
+        const int64_t end = share_begin(job, share + 1);
+        int64_t chunk;
+        while ((chunk = __atomic_fetch_add(&job->next[share], 1, __ATOMIC_SEQ_CST)) < end)
+            work_chunk(job, chunk);
     }
     restore_modes(modes);
 }
@@ -144,6 +160,9 @@ static int measure_together(Job *job, int threads)
     for (int i = 0; i < SLOTS; i++)
         slots[i].ready = 0;
     job->slots = slots;
+    job->shares = job->chunks > SLOTS ? 1 : threads < job->chunks ? threads : (int)job->chunks;
+    for (int share = 0; share < job->shares; share++)
+        job->next[share] = share_begin(job, share);
     int done = team_run(work, job, threads);
     free(__atomic_exchange_n(&spare_slots, slots, __ATOMIC_SEQ_CST));
     return done;
@@ -154,7 +173,7 @@ static void measure_once(Job *job, int threads)
     if (job->statistics)
         totals_clear(job->totals);
     memcpy(job->acc, XXH_START, sizeof job->acc);
-    job->next = job->folded = 0;
+    job->folded = 0;
     job->folding = 0;
     if (threads < 2 || job->chunks < 2 || !measure_together(job, threads))
         measure_alone(job);

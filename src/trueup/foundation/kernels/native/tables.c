@@ -2,7 +2,7 @@
 #include "base.h"
 
 float EIGHT_VALUES[4][256];
-uint64_t SIGNS[256][8] ALIGNED;
+double SIGNS[256][8] ALIGNED;
 
 /* Exponent bits, fraction bits, bias of the eight-bit floats; fnuz: no negative zero, its code is the only NaN. */
 static const struct { int exponent, fraction, bias, fnuz; } EIGHT[] = {{4, 3, 7, 0}, {5, 2, 15, 0}, {4, 3, 8, 1}, {5, 2, 16, 1}};
@@ -26,7 +26,7 @@ void make_tables(void)
 {
     for (int code = 0; code < 256; code++) {
         for (int j = 0; j < 8; j++)
-            SIGNS[code][j] = (uint64_t)(code >> j & 1) << 63;
+            SIGNS[code][j] = code >> j & 1 ? -1.0 : 1.0;
         for (int kind = 0; kind < 4; kind++)
             EIGHT_VALUES[kind][code] = eight_value(kind, code);
     }

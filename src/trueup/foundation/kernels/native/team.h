@@ -25,11 +25,17 @@ static ALWAYS_INLINE int team_run(Work work, void *data, int threads)
     return 0;
 }
 static ALWAYS_INLINE void team_yield(void) {}
+static ALWAYS_INLINE int team_number(void) { return 0; }
 #else
 static int team_forked;
 static void team_child(void) { team_forked = 1; }
 static void team_init(void) { pthread_atfork(NULL, NULL, team_child); }
 static ALWAYS_INLINE void team_yield(void) { sched_yield(); }
+
+static int (*team_place)(void);
+
+/* Which of the team this thread is, as PyTorch numbers them. */
+static int team_number(void) { return team_place == NULL ? 0 : team_place(); }
 
 /* Run `work` on up to `threads` threads and return 1, or return 0 where there is no team to be had. */
 static int team_run(Work work, void *data, int threads)
@@ -40,9 +46,10 @@ static int team_run(Work work, void *data, int threads)
         return 0;
     if (parallel == NULL) { /* looked for each time until it is there: torch may be imported later */
         void *symbols[] = {dlsym(RTLD_DEFAULT, "GOMP_parallel"), dlsym(RTLD_DEFAULT, "omp_get_max_threads"),
-                           dlsym(RTLD_DEFAULT, "omp_in_parallel")};
-        if (symbols[0] == NULL || symbols[1] == NULL || symbols[2] == NULL)
+                           dlsym(RTLD_DEFAULT, "omp_in_parallel"), dlsym(RTLD_DEFAULT, "omp_get_thread_num")};
+        if (symbols[0] == NULL || symbols[1] == NULL || symbols[2] == NULL || symbols[3] == NULL)
             return 0;
+        memcpy(&team_place, &symbols[3], sizeof team_place);
         memcpy(&limit, &symbols[1], sizeof limit);
         memcpy(&inside, &symbols[2], sizeof inside);
         memcpy(&parallel, &symbols[0], sizeof parallel);

@@ -19,6 +19,9 @@ static ALWAYS_INLINE Vector_float min_float(Vector_float a, Vector_float b) { re
 static ALWAYS_INLINE Vector_float max_float(Vector_float a, Vector_float b) { return (Vector_float)_mm512_max_ps((__m512)a, (__m512)b); }
 static ALWAYS_INLINE Vector_double min_double(Vector_double a, Vector_double b) { return (Vector_double)_mm512_min_pd((__m512d)a, (__m512d)b); }
 static ALWAYS_INLINE Vector_double max_double(Vector_double a, Vector_double b) { return (Vector_double)_mm512_max_pd((__m512d)a, (__m512d)b); }
+enum { LEAST_MAGNITUDE = 2 | 2 << 2 }; /* the smaller magnitude, without its sign */
+static ALWAYS_INLINE Vector_float smaller_float(Vector_float v, Vector_float least) { return (Vector_float)_mm512_range_ps((__m512)v, (__m512)least, LEAST_MAGNITUDE); }
+static ALWAYS_INLINE Vector_double smaller_double(Vector_double v, Vector_double least) { return (Vector_double)_mm512_range_pd((__m512d)v, (__m512d)least, LEAST_MAGNITUDE); }
 /* The p-th part of a register of floats `v`, which lie at `x`, as doubles. */
 static ALWAYS_INLINE Vector_double part_float(const float *x, Vector_float v, int p)
 {
@@ -30,7 +33,7 @@ static ALWAYS_INLINE Vector_double part_float(const float *x, Vector_float v, in
     return (Vector_double)_mm512_cvtps_pd(_mm256_loadu_ps(x + DOUBLES * p));
 #endif
 }
-/* One more where bits < limit; the sign bits are clear. */
+/* One more where bits < limit, and whether any are; the sign bits are clear. */
 static ALWAYS_INLINE Bits_float count_below_float(Bits_float count, Bits_float bits, Bits_float limit)
 {
     __mmask16 m = _mm512_cmplt_epu32_mask((__m512i)bits, (__m512i)limit);
@@ -41,6 +44,8 @@ static ALWAYS_INLINE Bits_double count_below_double(Bits_double count, Bits_doub
     __mmask8 m = _mm512_cmplt_epu64_mask((__m512i)bits, (__m512i)limit);
     return (Bits_double)_mm512_mask_sub_epi64((__m512i)count, m, (__m512i)count, _mm512_set1_epi64(-1));
 }
+static ALWAYS_INLINE int any_below_float(Bits_float bits, Bits_float limit) { return _mm512_cmplt_epu32_mask((__m512i)bits, (__m512i)limit) != 0; }
+static ALWAYS_INLINE int any_below_double(Bits_double bits, Bits_double limit) { return _mm512_cmplt_epu64_mask((__m512i)bits, (__m512i)limit) != 0; }
 /* One more where v is not 0. */
 static ALWAYS_INLINE Bits_float count_others_float(Bits_float count, Vector_float v)
 {
@@ -101,6 +106,14 @@ static ALWAYS_INLINE Vector_double part_float(const float *x, Vector_float v, in
     (void)x;
     return (Vector_double)_mm256_cvtps_pd(p ? _mm256_extractf128_ps((__m256)v, 1) : _mm256_castps256_ps128((__m256)v));
 }
+static ALWAYS_INLINE int any_below_float(Bits_float bits, Bits_float limit)
+{
+    return _mm256_movemask_ps((__m256)((Mask_float)bits < (Mask_float)limit)) != 0;
+}
+static ALWAYS_INLINE int any_below_double(Bits_double bits, Bits_double limit)
+{
+    return _mm256_movemask_pd((__m256d)((Mask_double)bits < (Mask_double)limit)) != 0;
+}
 static ALWAYS_INLINE int reaches_float(Vector_float low, Vector_float high, float limit)
 {
     return _mm256_movemask_ps((__m256)((low <= -limit) | (high >= limit)));
@@ -153,6 +166,16 @@ static ALWAYS_INLINE Bits_double product32(Bits_double a, Bits_double b) { retur
 #endif
 static ALWAYS_INLINE Bits_double swap_pairs(Bits_double a) { return (Bits_double){a[1], a[0]}; }
 #endif
+static ALWAYS_INLINE int any_below_float(Bits_float bits, Bits_float limit)
+{
+    Mask_float m = (Mask_float)bits < (Mask_float)limit;
+    return (m[0] | m[1] | m[2] | m[3]) != 0;
+}
+static ALWAYS_INLINE int any_below_double(Bits_double bits, Bits_double limit)
+{
+    Mask_double m = (Mask_double)bits < (Mask_double)limit;
+    return (m[0] | m[1]) != 0;
+}
 static ALWAYS_INLINE int reaches_float(Vector_float low, Vector_float high, float limit)
 {
     Mask_float m = (low <= -limit) | (high >= limit);
@@ -171,10 +194,17 @@ static ALWAYS_INLINE Vector_double part_double(const double *x, Vector_double v,
     return v;
 }
 
-/* lane + d, or lane - d where the element's sign bit is set: `signs` are a row's 8 bytes, `at` the column. */
+static ALWAYS_INLINE int all_finite(Vector_double v)
+{
+    const Bits_double largest = (Bits_double)((Vector_double){0} + INFINITY) - 1, unsign = ((Bits_double){0} - 1) >> 1;
+    return !any_below_double(largest, (Bits_double)v & unsign);
+}
+
+/* lane + d, or lane - d where the element's sign bit is set: `signs` are a row's 8 bytes, `at` the column. A product with 1 or -1 is
+ * exact, so that one instruction that rounds once does both. */
 static ALWAYS_INLINE Vector_double lane_add(Vector_double lane, Vector_double d, const uint8_t *signs, int at)
 {
-    Bits_double flip;
-    memcpy(&flip, SIGNS[signs[at / 8]] + at % 8, sizeof flip);
-    return lane + (Vector_double)((Bits_double)d ^ flip);
+    Vector_double sign;
+    memcpy(&sign, SIGNS[signs[at / 8]] + at % 8, sizeof sign);
+    return lane + d * sign;
 }
