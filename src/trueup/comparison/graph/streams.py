@@ -21,8 +21,6 @@ from trueup.foundation.store.reader import WRITTEN
 
 __all__ = ["NONE", "WAYS", "Alignment", "Array", "Numbers", "Row", "Stream", "distinct", "most", "numbered", "same_slots", "spans"]
 VANISHING = 104  # so much below the largest operand of a softmax an exponential is zero beside it in float32: ln 2**150
-SPREAD = 4
-"""Seqs between the first and the last call, for each call there is, up to which a table finds calls faster than a search."""
 
 
 class Stream(CallColumns):
@@ -67,19 +65,26 @@ class Stream(CallColumns):
         its = np.flatnonzero(large & reads & self.names.table(having("exponential"))[self.op[self.call]])
         if not len(its):
             return self.l2
+        at = np.flatnonzero(large)
         least, largest = self.number("min"), np.abs(self.number("max"))
+        most, masked = np.full(len(large), np.inf), np.zeros(len(large), bool)
         with np.errstate(all="ignore"):
-            most = (largest + VANISHING) * np.sqrt(self.numel)
-            count, rest = (self.l2 / least) ** 2, self.numel * (np.maximum(largest, 1.0) / least) ** 2
-            masked = (self.l2 > most) & (rest < 0.01) & (np.abs(count - np.rint(count)) <= rest + 1e-9 * count)
+            norm, numel, low, high = self.l2[at], self.numel[at], least[at], largest[at]
+            most[at] = (high + VANISHING) * np.sqrt(numel)
+            count, rest = (norm / low) ** 2, numel * (np.maximum(high, 1.0) / low) ** 2
+            masked[at] = (norm > most[at]) & (rest < 0.01) & (np.abs(count - np.rint(count)) <= rest + 1e-9 * count)
+        if not masked[its].any():
+            return self.l2.copy()  # not itself: norms of both sides are held against each other where such a call is
         found, number = self.l2.copy(), np.where(self.is_identified, self.identity, NONE - np.arange(len(masked)))
         bare = np.isclose(self.l2, np.sqrt(self.numel - self.number("n_zero")) * -least, atol=0) & (least < -VANISHING)
         left = masked & ~bare  # a mask by itself holds zeros besides, and no more
         while len(its):  # back to what they were made of
-            its = np.flatnonzero(left & np.isin(number, number[its]))
+            some = np.flatnonzero(left)
+            its = some[np.isin(number[some], number[its])]
             found[its], left[its] = most[its], False
             made = np.r_[self.producers[its[reads[its]]], self.call[its[~reads[its]]]]
-            its = np.flatnonzero(left & np.isin(self.call, made[made != NONE]))
+            some = np.flatnonzero(left)
+            its = some[np.isin(self.call[some], made[made != NONE])]
         known, peak = dict[int, float](), np.where(masked, largest, self.l2)
         for k in np.flatnonzero(found < self.l2).tolist():
             given = self.slots_of(int(self.call[k]), is_input)
@@ -244,22 +249,6 @@ class Stream(CallColumns):
         """Return the slots of a call of one kind: `is_input`, `is_output`."""
         slots = np.arange(*self.starts[call : call + 2].tolist())
         return np.asarray(slots[self.names.table(kind)[self.slot[slots]]])
-
-    def index(self, seq: Numbers) -> Numbers:
-        """Return the calls of these seqs, `NONE` where there is no such call."""
-        if not len(self.seq):
-            return np.full(len(seq), NONE, np.int64)
-        if self._by_seq is not None:
-            from_first = (seq - self.seq[0]).view(np.uint64)  # what comes before the first is beyond the last
-            return np.asarray(self._by_seq[np.minimum(from_first, np.uint64(len(self._by_seq) - 1))])
-        at = np.minimum(np.searchsorted(self.seq, seq), len(self.seq) - 1)
-        return np.where(self.seq[at] == seq, at, NONE)
-
-    @cached_property
-    def _by_seq(self) -> Numbers | None:
-        """Calls by their seq from the first on, and `NONE`; None where seqs are so far apart that a table would be too large."""
-        span = int(self.seq[-1]) - int(self.seq[0]) + 1
-        return numbered(self.seq - self.seq[0], span) if self.is_ordered and span <= SPREAD * len(self.seq) else None
 
     def find(self, seq: int | None) -> int:
         """Return the call of a seq, `NONE` where there is none."""

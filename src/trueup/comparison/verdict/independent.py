@@ -156,13 +156,19 @@ class Laws:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
         excused = self._excused[kind.pairs]
         if self._is_known(kind, "centres") or self.alone[kind.pairs].all():  # by definition, of what sums to one
-            excused = excused & ~np.array([*map(self._sums_alike, map(self.forward, kind.pairs.tolist()))])
+            forward = np.array([*map(self.forward, kind.pairs.tolist())], np.int64)
+            excused = excused & ~(self._sums_alike[forward] & (forward != NONE))
         return self._differ(kind.pairs, kind.outputs) & (self.verdicts.role[kind.pairs] <= CARRIED_ON) & ~excused
 
-    def _sums_alike(self, pair: int) -> bool:
-        """Tell whether a call's results sum to the same in both runs, as probabilities do whatever they are made of."""
-        its = [n for n in self.errors.entries(pair) if self.errors.outputs[n]] if pair >= 0 else []
-        return bool(its) and bool((np.abs(np.diff(self.sums[:, its], axis=0)) < SINGLE_DIGITS * np.abs(self.sums[0, its])).all())
+    @cached_property
+    def _sums_alike(self) -> Array:
+        """By call, whether its results sum to the same in both runs, as probabilities do whatever they are made of."""
+        its = np.flatnonzero(self.errors.outputs)
+        apart = ~(np.abs(np.diff(self.sums[:, its], axis=0)[0]) < SINGLE_DIGITS * np.abs(self.sums[0, its]))
+        found = np.zeros(len(self.errors.calls[0]), bool)
+        found[self.errors.pair[its]] = True
+        found[self.errors.pair[its[apart]]] = False
+        return found
 
     @cached_property
     def _excused(self) -> Array:

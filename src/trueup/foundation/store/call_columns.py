@@ -36,6 +36,7 @@ from trueup.foundation.store.columns import (
     distinct,
     floats,
     integers,
+    numbered,
 )
 from trueup.foundation.store.durable import side_by_side
 from trueup.foundation.store.read_ahead import Column, Read, Sketches
@@ -64,6 +65,9 @@ NEEDED = (
     "payload_segment",
 )  # fmt: skip
 """Columns that every comparison reads."""
+
+SPREAD = 4
+"""Seqs between the first and the last call, for each call there is, up to which a table finds calls faster than a search."""
 
 _CALLS = ("seq", "step")
 _COUNTS = ("n_nan", "n_posinf", "n_neginf")
@@ -185,9 +189,8 @@ class CallColumns:
         several = np.bincount(self.call[made], minlength=len(self.seq)) > 1
         if not several.any():
             return
-        producer = np.searchsorted(self.seq, self.producer)  # index of each slot's call, where it is of this step
-        known = (producer < len(self.seq)) & ~made & self.has_digest & (self.producer >= 0)
-        known[known] = self.seq[producer[known]] == self.producer[known]
+        producer = self.index(self.producer)  # each slot's call, where it is of these steps
+        known = (producer != NONE) & ~made & self.has_digest & (self.producer >= 0)
         read, outputs = np.flatnonzero(known), np.flatnonzero(made)
         alone = np.full(len(self.seq), NONE)  # what a call returns, where that is one slot
         alone[self.call[outputs]] = outputs
@@ -265,6 +268,22 @@ class CallColumns:
     def is_ordered(self) -> bool:
         """Whether a ``seq`` names one call, in whatever step: a process counts on, but not every dump does."""
         return bool(np.all(self.seq[1:] > self.seq[:-1]))
+
+    def index(self, seq: Numbers) -> Numbers:
+        """Return the calls of these seqs, `NONE` where there is no such call."""
+        if not len(self.seq):
+            return np.full(len(seq), NONE, np.int64)
+        if self._by_seq is not None:
+            from_first = (seq - self.seq[0]).view(np.uint64)  # what comes before the first is beyond the last
+            return np.asarray(self._by_seq[np.minimum(from_first, np.uint64(len(self._by_seq) - 1))])
+        at = np.minimum(np.searchsorted(self.seq, seq), len(self.seq) - 1)
+        return np.where(self.seq[at] == seq, at, NONE)
+
+    @cached_property
+    def _by_seq(self) -> Numbers | None:
+        """Calls by their seq from the first on, and `NONE`; None where seqs are so far apart that a table would be too large."""
+        span = int(self.seq[-1]) - int(self.seq[0]) + 1
+        return numbered(self.seq - self.seq[0], span) if self.is_ordered and span <= SPREAD * len(self.seq) else None
 
     @cached_property
     def sketch(self) -> Sketches:
