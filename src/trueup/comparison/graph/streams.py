@@ -20,7 +20,8 @@ from trueup.foundation.store.columns import NONE, Array, Numbers, distinct, inte
 from trueup.foundation.store.reader import WRITTEN
 
 __all__ = ["NONE", "WAYS", "Alignment", "Array", "Numbers", "Row", "Stream", "distinct", "most", "numbered", "same_slots", "spans"]
-VANISHING = 104  # so much below the largest operand of a softmax an exponential is zero beside it in float32: ln 2**150
+VANISHING = 104
+"""So much below the largest operand of a softmax an exponential is zero beside it in float32: ln 2**150."""
 
 
 class Stream(CallColumns):
