@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from trueup.analysis.audit import check
-from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepared, _sending
+from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepared, _sending, _serving
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import Geometry, geometry_of
 from trueup.comparison.layout.gradients import off, staying
@@ -467,6 +467,21 @@ def test_tokens_that_travel_to_their_expert_are_only_moved() -> None:
     moved = ("torch.Tensor.index_copy_", "float32"), ("torch.Tensor.cumsum", "int64"), ("torch.Tensor.__eq__", "bool")
     computed = ("torch.softmax", "float32"), ("torch.Tensor.mul", "float32")
     assert [_moves([row(5, op, 0, dtype=dtype)]) for op, dtype in (*moved, *computed)] == [True, True, True, False, False]
+
+
+def test_what_is_sent_forward_has_no_call_in_the_backward() -> None:
+    """A sum over ranks behind each expert: its backward hands the gradient on, and sends nothing."""
+    shared = {"level": "api", "scope": "mlp", "slot": "output.0", "dtype": "float32", "producer_seq": None}
+    rows = [
+        {**shared, "seq": seq, "op": op, "parent": parent, "phase": phase, "forward_seq": forward}
+        for seq, op, parent, phase, forward in (
+            (1, "moe.Reduce.apply", None, "forward", None), (2, "all_reduce", 1, "collective", None),
+            (3, "moe.Scale.apply", None, "forward", None), (4, "moe.Scale.apply", None, "backward", 3),
+            (5, "moe.Reduce.apply", None, "backward", 1),
+        )
+    ]  # fmt: skip
+    assert {1, 3, 4, 5} & _serving(rows, _closed(rows), {"mlp"}, stepped=True) == {1, 5}
+    assert not {1, 3, 4, 5} & _serving(rows, _closed(rows), (), stepped=True)
 
 
 def test_what_is_done_to_gradients_before_a_flat_buffer() -> None:

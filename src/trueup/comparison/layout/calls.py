@@ -247,7 +247,8 @@ def _serving(rows: Sequence[Mapping[str, Any]], closed: Collection[int], sorting
     """Return the calls that serve a layout, by what they read and who reads them."""
     found = _carried(rows)
     found |= _looked_up(rows, found)
-    found |= {seq for seq, scope in _sending(rows, closed).items() if scope in sorting}
+    sent = {seq for seq, scope in _sending(rows, closed).items() if scope in sorting}
+    found |= sent | {row["seq"] for row in rows if row["phase"] == "backward" and row["forward_seq"] in sent}
     return found if stepped else found | _prepared(rows)
 
 
