@@ -60,6 +60,7 @@ SAID = [
      f"input.0 of {CALL} differs (rel. L2 0.25) and no compared call made that difference: compare at level api too, which both "
      "captures hold, where calls between modules show"),
     (Why.COULD_ROUND("fc", "aten::mm", 3.14, ""), "fc (aten::mm) is off by 3.1 x what is explained, which could be rounding"),
+    (Why.UNREAD(CALL), f"what aten::mm ({CALL}) computes differs and no recorded call reads it; what is read agrees"),
     (Why.REWRITTEN(1), "1 call is written another way in the candidate; what they compute together agrees"),
     (Why.FIRST_SHAPE(CALL, Why.SHAPES("1", "2")),
      "the first result that has another shape is that of layer.2, forward, step 1 (aten::mm): shapes differ: 1 and 2"),

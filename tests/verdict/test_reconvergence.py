@@ -134,3 +134,33 @@ def test_gradients_that_autograd_adds_up_are_read_by_who_reads_the_sum(
     ops = {names[stream.op[stream.call[k]]]: sorted(names[stream.op[stream.call[p]]] for p in parts) for k, parts in sums.items()}
     assert ops == expected
     assert all(k in readers.of(part) for k, parts in sums.items() for part in parts)
+
+
+def averaged(path: Path, *, shifted: bool, extra: float = 0.0) -> Path:
+    """Go over weights that are powers of e, divided by the largest so far or not; the last state is made and never read."""
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 16)
+    with trueup.capture(path, level="api", detail="stats"):
+        keys, values = layer(torch.randn(4, 3, 8)).chunk(2, -1)
+        top, total, weight, found = torch.full_like(keys[:, 0], -1e30), torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8)
+        for n in range(3):
+            if shifted:
+                most = torch.maximum(top, keys[:, n])
+                old, new, top = (top - most).exp(), (keys[:, n] - most).exp(), most
+                total, weight = old * total, old * weight
+            else:
+                new = keys[:, n].exp()
+            found = found + (total + new * values[:, n]) / (weight + new + extra)
+            total, weight = 0.9 * total + new * values[:, n], 0.9 * weight + new
+        found.square().mean().backward()
+    return path
+
+
+def test_a_state_that_differs_and_is_never_read_is_left_open(tmp_path: Path) -> None:
+    """Of the other formula nothing else differs: nobody is blamed for it, and what nobody reads is not aligned."""
+    baseline = averaged(tmp_path / "baseline", shifted=False)
+    result = trueup.compare(baseline, averaged(tmp_path / "shifted", shifted=True))
+    assert result.verdict == "inconclusive"
+    assert result.notes[0].startswith("what torch.Tensor.add (rank 0 step 0 forward api torch.Tensor.add#")
+    assert result.notes[0].endswith(" computes differs and no recorded call reads it; what is read agrees")
+    assert trueup.compare(baseline, averaged(tmp_path / "wrong", shifted=True, extra=0.01)).verdict == "deviates"

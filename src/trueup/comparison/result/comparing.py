@@ -243,6 +243,8 @@ class Assembly:
         finding = self.findings[id(suspect)]
         if any(slot.unsized for slot in finding.slots):
             return [Why.FIRST_UNSIZED(finding.sentence), *notes]
+        if unread := [reason for reason in suspect.because if reason.why is Why.UNREAD]:
+            return [*notes, *unread]
         times = finding.ratio if 0.05 <= finding.ratio < math.inf else None  # less would be written as 0.0 x
         unlike = any(reason.why is Why.ALONE for reason in suspect.because)
         return [*notes, (Why.UNLIKE_SIBLINGS if unlike else Why.COULD_ROUND)(finding.name, finding.op, times, finding.because)]

@@ -91,6 +91,8 @@ def locate(
     suspects += [] if forced or criterion.limits else _rewired(tree, excused) + _lone(part, tree, origins)
     suspects += _settings(part, tree, suspects, chosen=chosen)
     suspects = _at_fault(suspects, tree, excused)
+    left = map(verdicts.at, excused.unread)
+    suspects += [Suspect(judged, "operator", False, because=(Why.UNREAD(judged.call.candidate.key),)) for judged in left]
     _doubt(suspects, part, origins)
     explain_draws(part, suspects, criterion, origins.drew)
     origins.drew = origins.drew or alone_before(part, criterion)

@@ -57,6 +57,7 @@ class Reconvergence:
         self.ways, self._lost = cache(self._ways), {LOST: math.inf}
         self.left = MOST_CALLS
         self.rewritten: tuple[set[int], set[int]] = set(), set()  # calls of each side that are written another way on the other
+        self.unread: dict[int, None] = {}  # pairs among them that make something that differs and that nobody reads
 
     @cached_property
     def forward(self) -> Reconvergence:
@@ -120,6 +121,11 @@ class Reconvergence:
         return self._parts[0].again(), self._parts[1].again()
 
     @cached_property
+    def _links(self) -> list[bool]:
+        """Whether each side goes backward and functions were recorded, which tell whose backward is whose."""
+        return [bool((stream.during("backward") & stream.of_level("api")).any()) for stream in self.tree.streams]
+
+    @cached_property
     def gradients_agree(self) -> bool:
         """Whether all that the optimizer reads agrees, whoever made it."""
         return agreeing(self.tree) is not None
@@ -156,6 +162,7 @@ class Reconvergence:
         if found:
             for mine, its in zip(self.rewritten, walk.calls, strict=True):
                 mine |= its
+            self.unread |= walk.unread
         return found
 
     def runs_out(self, starts: Iterable[Call], least: float) -> bool:
@@ -187,7 +194,7 @@ class Reconvergence:
             stream = self.tree.streams[side]
             if self.lasts(side, call):
                 return [(math.inf, LOST)]
-            for k, its, lost in self.results(side, call, set()):
+            for k, its, lost, _ in self.results(side, call, set()):
                 wide = self._width(side, pair, k)
                 found += [(wide, LOST)] if lost else [self._way(side, int(stream.call[reader]), reader, wide) for reader in its]
             found += [self._way(side, other, None, math.inf) for other in self.backwards[side](call)]
@@ -226,9 +233,9 @@ class Reconvergence:
         """Return the entry of the errors of a matched call that compares a slot."""
         return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
 
-    def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the results of a call that it made and that do not agree, who reads each, and whether it is lost: unread, or
-        written by both runs into what lasts."""
+    def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool, bool]]:
+        """Yield the results of a call that it made and that do not agree, who reads each, whether it is lost: written by both runs
+        into what lasts, and whether nobody reads it in either."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
         made = [k for k in stream.slots_of(call, is_output).tolist() if k not in agree and not self.readers[side].was_there(k)]
         readers = {k: self.read_by[side](k) for k in made}
@@ -238,7 +245,10 @@ class Reconvergence:
             left = new and any(readers.values()) and is_returned(slot)  # a by-product: the values that `min` has beside places
             lasts = new and not alone and slot.startswith("output.") and not is_returned(slot)
             unread = not its and not left and not alone  # of a call that one side alone has it is said elsewhere
-            yield k, its, lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
+            lost = lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
+            # In a training, what is behind a result that no gradient came to is the rest; elsewhere such a result is the run's.
+            result = unread and not lasts and slot.startswith("output.") and self._links[side] and not self.backwards[side](call)
+            yield k, its, lost and not result, result
 
 
 class _Walk:
@@ -258,6 +268,7 @@ class _Walk:
         self._pending: list[Call] = []
         self._later: list[tuple[int, int, int]] = []  # pairs that read something: candidate's call, side, entry of the errors
         self._met: set[int] = set()
+        self.unread: dict[int, None] = {}  # pairs that make something that differs and that nobody reads: they may be the end of it
 
     def flows_in(self, starts: Iterable[Call]) -> float:
         """Return the largest error of what flows into some calls, into their backward, and into what belongs to either."""
@@ -307,9 +318,10 @@ class _Walk:
             return False
         self.settled |= call in self.of.regions.settled[side]
         agree = {int(self.errors.slots[side][n]) for n in self.ends} if pair != NONE else set()
-        for _, its, lost in self.of.results(side, call, agree):
+        for _, its, lost, unread in self.of.results(side, call, agree):
             if lost or not all(self._read(side, reader) for reader in its):
                 return False
+            self.unread |= {pair: None} if unread else {}
         return all(self._meet(side, other, None) for other in self.of.backwards[side](call))
 
     def _read(self, side: int, k: int) -> bool:

@@ -86,6 +86,7 @@ class Why(Enum):
     RUNS_INSTEAD = auto()  # operators of the baseline, of the candidate
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
+    UNREAD = auto()  # call
     MADE_ALONE = auto()  # side, operator
     STEPS_AGAIN = auto()  # side
     READS = auto()  # call, who made what it reads in the baseline, in the candidate

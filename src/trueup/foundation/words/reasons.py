@@ -90,6 +90,7 @@ WORDS = {
     Why.RUNS_INSTEAD: "the candidate runs {1:few} where the baseline runs {0:few}",
     Why.TIMES_RUN: "{0} ({1} {1:time|times})",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
+    Why.UNREAD: "what {0:call} computes differs and no recorded call reads it; what is read agrees",
     Why.READS_OTHER: "{0:place} reads {2} of {1:place} in the baseline, {3} of it in the candidate",
     Why.MADE_ALONE: "it reads what {1} made, which only the {0} runs",
     Why.STEPS_AGAIN: "the {0} steps the optimizer again without going backward in between",
