@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+import torch
 
+import trueup
 from nursery import LIMIT
+from trueup.recording.adapters.torch import session
 from trueup.recording.recorder import recorder
 
 ADAPTER = """
@@ -63,3 +67,18 @@ def test_a_fork_in_the_loading_thread_itself_goes_on() -> None:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     threading.Thread(target=recorder.load).start()  # free again
+
+
+def test_an_optimizer_says_that_a_training_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what the writer needs is not loaded beside the first step; a model alone may never be recorded."""
+    loaded: list[tuple[str, int]] = []
+
+    def load() -> None:
+        loaded.append((threading.current_thread().name, session.running.session.recorder.calls))
+
+    model = torch.nn.Linear(2, 1)
+    with trueup.capture(tmp_path / "run"):
+        monkeypatch.setattr(recorder, "load", load)
+        before = list(loaded)
+        torch.optim.SGD(model.parameters())
+        assert (before, loaded) == ([], [(threading.current_thread().name, 0)])

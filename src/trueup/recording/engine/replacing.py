@@ -239,10 +239,13 @@ class WhenLoaded(WhenImported):
 
 
 class Built:
-    """Knows the living objects of ``kinds``, and of the classes named by ``(module, class)`` in ``names``."""
+    """Knows the living objects of ``kinds``, and of the classes named by ``(module, class)`` in ``names``; ``met`` is told each."""
 
-    def __init__(self, kinds: Iterable[type], names: Iterable[tuple[str, str]], note: Callable[[str], None]) -> None:
-        self._note, self._open = note, True
+    def __init__(
+        self, kinds: Iterable[type], names: Iterable[tuple[str, str]], note: Callable[[str], None],
+        met: Callable[[Any], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._note, self._met, self._open = note, met, True
         self._known: dict[int, weakref.ref[Any]] = {}
         self._watched: dict[type, None] = {}
         self._replaced: list[Replacement] = []
@@ -325,6 +328,7 @@ class Built:
                 del self._known[key]
 
         self._known[key] = weakref.ref(one, gone)
+        self._met(one)
 
 
 class _Deriving(Replacement):

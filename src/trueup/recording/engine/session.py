@@ -149,7 +149,8 @@ class BaseSession(ABC):
         self.recorder = self.recorder_type(directory, options, self.identify, resolve, internal)
         self.failure = Failure(self.recorder, options.on_error)
         kinds = loaders if optimizers is None else (optimizers, *loaders)
-        self.built = Built(kinds, live_names(), self.recorder.note)
+        self._training = optimizers
+        self.built = Built(kinds, live_names(), self.recorder.note, self._met)
         self.scopes.wholes = lambda: self.built.of(*live_wholes())
         self.settings = Settings(
             facts, modules, self.recorder.note, self.built, loaders, loader, seeds, self.scopes.names, autocast,
@@ -335,6 +336,10 @@ class BaseSession(ABC):
         if rank is None and number:
             self.recorder.note(f"no rank was set; this process (pid {os.getpid()}) is rank {number} by order of arrival")
         return number, self._root, self.describe() | {"rank": number}
+
+    def _met(self, one: Any) -> None:
+        if self._training is not None and isinstance(one, self._training):  # a training is ahead
+            self.recorder.prepare()
 
     def names(self) -> dict[str, Any]:
         """Return what operators and their arguments are called, for the manifest: of all that were seen so far."""

@@ -127,6 +127,11 @@ class Recorder:
         self._named = -1  # of how many kinds of call it has them
 
     # ---------------------------------------------------------------- what adapters call
+    def prepare(self) -> None:
+        """Load what the writer's thread needs while nothing is recorded: beside the first step that would take as long again."""
+        with suppress(Exception):  # the thread hears of it, too, and ends the capture
+            load()
+
     @property
     def active(self) -> bool:
         """Whether the present step is one that the options select and recording still works."""
@@ -429,6 +434,9 @@ class Keeper(Recorder):
     """Collects rows as any recorder does, and keeps the last ones; nothing is written, and nobody asked who this process is."""
 
     dropped = 0  # rows of the present step that were looked at and let go
+
+    def prepare(self) -> None:
+        """Load nothing."""
 
     def added(self) -> None:
         """Make room where a step has very many rows."""
