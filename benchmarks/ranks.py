@@ -183,7 +183,8 @@ def main() -> None:
         *sides, slots = pair(asked.cache, ranks, rounding=asked.rounding)
         one = measure((sides[0], sides[1]), slots, ranks, asked.options)
         found.append(one)
-        first = next((line.strip() for line in one["printed"] if line.strip()), "")
+        said = (line.strip() for line in one["printed"] if not line.startswith("trueup: "))  # how far it is
+        first = next(filter(None, said), "")
         figures = f"{one['seconds']:>10.1f}{one['cpu']:>9.1f}{one['memory']:>10.0f}{one['read']:>10.1f}{one['report']:>11.1f}"
         print(f"{ranks:>7,}{slots:>15,}{figures}  {first[:90]}", flush=True)
         if asked.say:
