@@ -164,9 +164,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if slot.key[0] == "optimizer" and slot.name in told.flat:
         return Way("sharded", 0)
     if slot.fixed:
-        # A shard that nothing describes, or a piece of a weight that is padded: no replica of the whole has another shape.
-        of_model = axis not in told.data and (whole is None or whole.shape != piece.shape)
-        return _unknown(axis, groups, slot, held, told) if of_model else _odd(axis, groups, slot, held, told)
+        return _of_fixed(axis, groups, slot, held, whole, told)
     if before is not None:
         return _of_gradient(axis, before, told, piece)
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
@@ -408,6 +406,16 @@ def _odd(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[i
         )
         break
     return REPLICATED
+
+
+def _of_fixed(
+    axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], whole: Piece | None, told: Told
+) -> Way | None:
+    """Say how a weight lies that ranks hold otherwise. A shard that nothing describes, or a piece of one that is padded, is not
+    known: no replica of the whole has another shape."""
+    if axis not in told.data and (whole is None or whole.shape != held[groups[0][0]].shape):
+        return _unknown(axis, groups, slot, held, told)
+    return _odd(axis, groups, slot, held, told)
 
 
 def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:

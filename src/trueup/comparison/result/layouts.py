@@ -103,7 +103,7 @@ def _disagree(first: Joined, second: Joined) -> bool:
     if not first.steps or first.steps[0] not in second.steps:
         return False
     mine, its = first.step(first.steps[0]), second.step(first.steps[0])
-    pairs = [(mine.slots[at], its.slots[at]) for at in {**mine.guessed, **its.guessed} if at in mine.slots and at in its.slots]
+    pairs = [(mine.slots[at], its.slots[at]) for at in mine.guessed | its.guessed if at in mine.slots and at in its.slots]
     return any(
         one.shape != other.shape
         or (one.numel == 1 and one.numbers and other.numbers and not near(one.numbers.mean, other.numbers.mean))
