@@ -638,6 +638,32 @@ def test_masks_of_what_is_partly_zero(tmp_path: Path, seeds: tuple[int, int], ve
     assert ranks.verdict == verdict, ranks.sentence
 
 
+@pytest.mark.parametrize(
+    ("data", "cut", "seeds", "said"),
+    [
+        ((0, 1, 0, 1), 1, (), "ranks 0, 2 hold WHAT: they learn the same 2 times; and 1 more"),
+        ((0, 0, 1, 2), 1, (), "ranks 0, 1 hold WHAT: they learn the same 2 times"),
+        ((0, 0, 0, 0), 1, (1, 2, 3, 4), "all 4 ranks hold WHAT: they learn the same 4 times"),
+        ((0, 0, 0, 0), 4, (), ""),  # inside the model each has a part of the sequence
+        ((0, 1, 2, 3), 1, (), ""),
+    ],
+)
+def test_ranks_that_learn_the_same(tmp_path: Path, data: tuple[int, ...], cut: int, seeds: tuple[int, ...], said: str) -> None:
+    run, weight = Recording(parts="stats digest tensor"), np.arange(16, dtype=np.float32).reshape(2, 8)
+    said = said.replace("WHAT", "the same weights and are given the same data")
+    for rank, batch in enumerate(data):
+        x = np.random.default_rng(batch).normal(size=(8, 4, 8)).astype(np.float32)
+        run.call("Model", {"input.0": x}, [x], level="module", rank=rank)
+        mine = np.split(x, cut, axis=1)[rank % cut]
+        run.call("Linear", {"input.0": mine, "param.weight": weight}, [mine @ weight.T], level="module", scope="up", rank=rank)
+        if seeds:
+            mask = np.random.default_rng(seeds[rank]).random((8, 4, 2)) > 0.3
+            run.call("torch.nn.functional.dropout", [mine @ weight.T], [mine @ weight.T * mask], level="api", rank=rank)
+    ranks = check(run.write(tmp_path / "run", world_size=4), replicas=True).ranks
+    assert ranks is not None
+    assert (ranks.sentence == said) if said else (ranks.verdict != "deviates" and not ranks.found), ranks.sentence
+
+
 def test_places_that_views_alone_read_are_no_calls() -> None:
     def row(seq: int, op: str, slot: str, dtype: str, made: int | None = None) -> dict[str, object]:
         return {"seq": seq, "level": "api", "phase": "forward", "scope": "", "op": op, "slot": slot, "dtype": dtype,

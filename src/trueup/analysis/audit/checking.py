@@ -9,7 +9,7 @@ Ranks of one run are held against each other, without a baseline: what must be t
 - weights that all ranks had alike in the first step, and no longer have
 - a forward call that is given the same bytes on all ranks and makes others on one: the odd rank by majority; twice, it is suspect,
   and once, if its recorded call gives the others' bits when it is executed again
-- dropout that drew the same mask on other data; ranks that are all given the same data, and cut no weight
+- dropout that drew the same mask on other data; ranks that are given the same data, and cut no weight
 
 Pieces of which nothing says how they lie are not judged, and counted.
 
@@ -95,7 +95,7 @@ def ranks_of(capture: Capture) -> Ranks | None:
     known = {(one.step, one.seq) for one in apart}
     read = _read(capture, standing, steps[0])
     found = [*apart, *(one for one in _of_calls(capture, standing, steps, read) if (one.step, one.seq) not in known)]
-    found += _same_data(steps[0], standing, read)
+    found += _same_data(steps[0], read)
     found.sort(key=lambda one: (one.step, one.seq))
     unknown = sum(one.kind not in SURE for one in run.apart)
     return Ranks(*_concluded(found, unknown, capture, len(steps)), tuple(found), unknown)
@@ -187,22 +187,43 @@ def _who(odd: tuple[int, ...], world: int) -> str:
     return f"{ranks_text(odd)} {'is' if len(odd) == 1 else 'are'} odd, the other {world - len(odd)} agree"
 
 
-def _same_data(step: int, standing: Standing, read: dict[int, Calls]) -> Iterator[Odd]:
-    """Yield that all ranks are given the same data, where nothing is cut: neither weights nor layers."""
-    if standing.data or standing.stages or standing.ranks.axes != ("ranks",):
-        return
-    weights = [
-        {
-            f"{key[2]}.{name}": its.rows[at]["digest"]
-            for key, call in its.kept.items() for name, at in call.rows.items() if is_weight(name)
-        }
-        for its in read.values()
-    ]  # fmt: skip
-    if weights[0] and all(one == weights[0] for one in weights[1:]) and not any(one is None for one in weights[0].values()):
-        ranks = tuple(read)
-        many = len(ranks)
-        said = f"all {many} ranks hold the same weights and are given the same data: they learn the same {many} times"
-        yield Odd(step, 0, ranks, said)
+def _same_data(step: int, read: Mapping[int, Calls]) -> Iterator[Odd]:
+    """Yield the ranks that read the same weights and are given the same data, and compute the same until they draw: no axis cuts
+    what they do, neither the weights nor, inside the model, the sequence."""
+    alike: dict[frozenset[tuple[str, str | None]], list[int]] = {}
+    for rank, its in read.items():
+        held = frozenset(
+            (f"{key[2]}.{name}", its.rows[at]["digest"])
+            for key, call in its.kept.items() if key[0] == "forward" for name, at in call.rows.items() if is_weight(name)
+        )  # fmt: skip
+        given = next((some for key, call in its.kept.items() if key[1] == "module" and (some := _inputs(its, call))), None)
+        if given and held and None not in given.values() and all(digest is not None for _, digest in held):
+            alike.setdefault(held.union(given.items()), []).append(rank)
+    for group in alike.values():
+        ranks = tuple(rank for rank in group if rank == group[0] or _same_until_drawn(read[group[0]], read[rank]))
+        if len(ranks) > 1:
+            who, many = f"all {len(ranks)} ranks" if len(ranks) == len(read) else ranks_text(ranks), len(ranks)
+            said = f"{who} hold the same weights and are given the same data: they learn the same {many} times"
+            yield Odd(step, 0, ranks, said)
+
+
+def _inputs(calls: Calls, call: Call) -> dict[str, str | None]:
+    return {name: digest for name, digest in _digests(calls, call).items() if name.startswith("input.")}
+
+
+def _same_until_drawn(mine: Calls, its: Calls) -> bool:
+    """Tell whether two ranks make the same calls forward, and the first whose tensors differ, of those that no other call is in,
+    draws numbers: what is cut inside the model differs without."""
+    forward = [key for key in mine.kept if key[0] == "forward"]
+    if forward != [key for key in its.kept if key[0] == "forward"]:
+        return False
+    around = {mine.around(mine.kept[key].parent) for key in forward}
+    for key in forward:
+        call = mine.kept[key]
+        if call.seq not in around and (one := _digests(mine, call)) != (other := _digests(its, its.kept[key])):
+            made = {name for name in one if one[name] != other.get(name)}
+            return has(key[3], "may-draw") and all(name.startswith("output.") for name in made)
+    return True
 
 
 def _gives_the_others_bits(capture: Capture, odd: Odd) -> bool:
