@@ -591,20 +591,6 @@ def test_a_weight_that_stays_as_it_was() -> None:
     assert staying(still, still) is staying(both, both) is staying({0: {at: first}, 1: {at: rounded}}, still) is None
 
 
-@pytest.mark.parametrize("rows", [4, 6])
-def test_a_padded_weight_is_no_replica_that_drifted(tmp_path: Path, rows: int) -> None:
-    """Of four rows two ranks hold three each, the last two padding: nobody knows how that lies, and nobody is to blame."""
-    x, weight = np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(1, 13, dtype=np.float32).reshape(6, 2)
-    whole, cut = Recording(parts="stats digest tensor"), Recording(parts="stats digest tensor")
-    for run, parts in ((whole, [weight[:rows]]), (cut, np.split(weight, 2))):
-        for rank, held in enumerate(parts):
-            given = {"input.0": x, "param.weight": held}
-            run.call("Linear", given, [x @ held.T], level="module", scope="up", rank=rank)
-    one, two = whole.write(tmp_path / "one", world_size=1), cut.write(tmp_path / "two", world_size=2)
-    expected = "aligned" if rows == 6 else "inconclusive"
-    assert [compare(*pair).verdict for pair in ((one, two), (two, one))] == [expected] * 2
-
-
 def _each_cuts_another(directory: Path, cut: str, wrong: float = 1.0) -> Path:
     """Two ranks that cut one of two weights by hand, and have the other whole."""
     run, x = Recording(parts="stats digest tensor"), np.arange(6, dtype=np.float32).reshape(3, 2)

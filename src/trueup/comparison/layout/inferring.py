@@ -24,7 +24,9 @@ import numpy as np
 
 from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.losses import How
+from trueup.comparison.layout.padding import unpadded
 from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, Piece, Way, put_together
+from trueup.comparison.layout.samples import Samples, repeated, samples_in
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.frameworks.trees import path
@@ -47,8 +49,8 @@ share one."""
 @dataclass(frozen=True)
 class Apart:
     """Ranks that do not hold what they should. ``kind``: ``replicas`` (they must be equal), ``unreduced`` (a partial sum is read as
-    if it were the whole), ``places`` (each counts from 0 on in a sequence that is cut), ``unknown`` (nothing says how the ranks
-    belong together)."""
+    if it were the whole), ``places`` (each counts from 0 on in a sequence that is cut), ``samples`` (they have some of
+    the batch again and again, and others not at all), ``unknown`` (nothing says how the ranks belong together)."""
 
     kind: str
     key: Key
@@ -58,7 +60,7 @@ class Apart:
     axis: str
     ranks: tuple[int, ...]  # those that are odd, where a majority tells; else all
     apart: float = math.nan  # relative distance of the ranks that differ most
-    given: str = ""  # of ``unreduced``: the slot that is a partial sum
+    given: str = ""  # of ``unreduced``: the slot that is a partial sum; of ``samples``: how many they have
     made: tuple[Key, str] | None = None  # call and slot that made it, of what an optimizer reads
 
 
@@ -87,7 +89,13 @@ class Told:
     sequence: Mapping[str, tuple[int, int, Way]] = field(default_factory=dict)
     """By axis that cuts sequences: length of the first piece, of all of it, its way."""
     lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
-    joined: Mapping[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step that are put together
+    joined: dict[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step put together, in the ranks' order
+    samples: Samples | None = None  # in which order the ranks' samples are the other run's, once that is known
+    batch: dict[tuple[Key, str], int] = field(default_factory=dict)  # dimensions along which slots are cut by samples
+    cut: dict[str, Ways] = field(default_factory=dict)  # by weight: how it was found to lie
+    looked_up: set[tuple[Key, str]] = field(default_factory=set)  # rows of a weight, of which each rank has some
+    padded: dict[int, int] = field(default_factory=dict)  # lengths of padded weights, each with that of the other run's
+    batched: Mapping[tuple[Key, str], int] = field(default_factory=dict)  # likewise, of the other run
     loss: Mapping[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
     guessed: Guessed = field(default_factory=dict)
     otherwise: Mapping[tuple[Key, str], tuple[float, ...]] = field(default_factory=dict)  # what the other run guessed
@@ -148,28 +156,34 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         return Way("sharded", 0)
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if not varies and not (before is not None and before.kind == "partial" and axis in told.data and piece.numel == 1):
-        longer = None if whole is None or slot.placed else _longer(piece, whole, size, axis in told.data)
+        longer = None if whole is None or slot.placed else _longer(piece, whole, size, told, data=axis in told.data)
         if longer is None:
             return REPLICATED
         if _counts(piece) and whole is not None and _counts(whole):
             told.apart.append(Apart("places", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), 0.0))
+        elif whole is not None and slot.key[:2] == ("forward", "module") and slot.name.startswith("input."):
+            _look_at_samples(axis, [held[rank] for rank in groups[0]], longer, slot, whole, told)
         return Way("sharded", longer)
     if (known := told.placed.get(placed)) is not None and axis in known:
         way = known[axis]
         return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
-    if slot.fixed and whole is not None and (longer := _longer(piece, whole, size, False)) is not None:
+    if slot.fixed and whole is not None and (longer := _longer(piece, whole, size, told)) is not None:
         way = _packed([held[rank] for rank in groups[0]], Way("sharded", longer), whole)
         told.placed.setdefault(placed, {})[axis] = way
+        if is_weight(slot.name):
+            told.cut.setdefault(weight, {})[axis] = way
         return way
     if slot.key[0] == "optimizer" and slot.name in told.flat:
         return Way("sharded", 0)
+    if slot.name.endswith(".grad") and axis in told.cut.get(weight, {}):
+        return told.cut[weight][axis]
     if slot.fixed:
         return _of_fixed(axis, groups, slot, held, whole, told)
     if before is not None:
-        return _of_gradient(axis, before, told, piece)
+        return _of_gradient(axis, before, told, slot, piece)
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
         return _of_number(axis, slot, told)
-    if whole is not None and (longer := _longer(piece, whole, size, axis in told.data)) is not None:
+    if whole is not None and (longer := _longer(piece, whole, size, told, data=axis in told.data)) is not None:
         return _as_weight(axis, Way("sharded", longer), slot, piece, told)
     unmeasured = whole is None or not whole.measured
     if unmeasured and (made := _of_product(axis, slot, piece, told) or _through_views(axis, slot, piece, told)) is not None:
@@ -210,7 +224,7 @@ def _of_sequence(
         return _of_number(axis, slot, told) if varies else REPLICATED
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if before is not None:
-        return _of_gradient(axis, before, told, piece)
+        return _of_gradient(axis, before, told, slot, piece)
     at = sorted(range(len(piece.shape)), key=lambda n: n == 0)  # the first is the batch, where another fits
     shapes = list(zip(piece.shape, whole.shape, strict=True)) if whole is not None and len(whole.shape) == len(piece.shape) else []
     fits = [n for n, (mine, its) in enumerate(shapes) if mine != its and mine * total == its * length]
@@ -252,20 +266,39 @@ def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
     return Piece(whole.dtype, (piece.shape[0], *whole.shape[1:]))
 
 
-def _longer(piece: Piece, whole: Piece, size: int, data: bool) -> int | None:
+def _look_at_samples(axis: str, pieces: Sequence[Piece], dim: int, slot: Slot, whole: Piece, told: Told) -> None:
+    """Say where ranks, which are given the same, are given some of the other run's samples, and none of them the others."""
+    made = put_together(pieces, Way("sharded", dim))
+    both = None if made is None else samples_in(made, whole, dim)
+    if both is not None and (some := repeated(*both)):
+        odd = slot.ranks(slot.pieces)
+        told.apart.append(Apart("samples", slot.key, slot.name, told.step, slot.seq, axis, odd, 0.0, some))
+
+
+def _longer(piece: Piece, whole: Piece, size: int, told: Told, *, data: bool = False) -> int | None:
     """Return the one dimension that is longer in the whole by the number of ranks; of several the first, along an axis
     of the data."""
-    found = _all_longer(piece, whole, size)
+    found = _all_longer(piece, whole, size, told.padded)
     if len(found) > 1:
         found = found[:1] if data else found[-1:]
     return found[0] if found else None
 
 
-def _all_longer(piece: Piece, whole: Piece, size: int) -> list[int]:
+def _all_longer(piece: Piece, whole: Piece, size: int, padded: Mapping[int, int]) -> list[int]:
     if len(piece.shape) != len(whole.shape):
         return []
     both = enumerate(zip(piece.shape, whole.shape, strict=True))
-    return [n for n, (mine, its) in both if mine != its and mine * size in (its, its + size - 1)]
+    wholes = ((n, mine * size, its) for n, (mine, its) in both if mine != its)
+    return [n for n, made, its in wholes if made in (its, its + size - 1) or padded.get(made) == its]
+
+
+def know_padding(pieces: Sequence[Piece], whole: Piece, told: Told) -> None:
+    """Remember how long a weight is that is the other run's without its last rows, or columns."""
+    for dim in range(len(whole.shape)):
+        made = put_together(pieces, Way("sharded", dim))
+        bare = None if made is None else unpadded(made, whole)
+        if made is not None and bare is not None and distance(bare, whole) < NEAR:
+            told.padded[made.shape[dim]] = whole.shape[dim]
 
 
 def _packed(pieces: Sequence[Piece], way: Way, whole: Piece) -> Way:
@@ -319,8 +352,10 @@ def _through_views(axis: str, slot: Slot, piece: Piece, told: Told) -> Way | Non
     return Way("sharded", heads[0]) if len(heads) == 1 else None
 
 
-def _of_gradient(axis: str, before: Way, told: Told, piece: Piece) -> Way:
+def _of_gradient(axis: str, before: Way, told: Told, slot: Slot, piece: Piece) -> Way:
     usual = Way("partial", reduce=told.loss.get(axis, AVERAGE)) if axis in told.data else Way("partial")
+    if before.kind == "partial" and slot.forward in told.looked_up:
+        return Way("partial")
     if before.kind == "partial":
         return usual if axis in told.data and piece.numel == 1 else REPLICATED
     return usual if before.kind == "replicated" else before
@@ -349,7 +384,7 @@ def _of_pieces(groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, P
         return None
     for given in (told.joined[at] for name in slot.inputs if (at := (slot.key, name)) in told.joined):
         wholes = _batches(given, len(groups))
-        for dim in _all_longer(held[groups[0][0]], wholes[0], len(groups[0])):
+        for dim in _all_longer(held[groups[0][0]], wholes[0], len(groups[0]), told.padded):
             way = Way("sharded", dim)
             made = [put_together([held[rank] for rank in group], way) for group in groups]
             known = [one for one in (*made, *wholes) if one is not None and one.load is not None]
@@ -422,7 +457,8 @@ def _unknown(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mappi
     pieces = [held[rank] for rank in groups[0]]
     given = next((name for name in slot.inputs if told.ways.get((slot.key, name), {}).get(axis, REPLICATED).kind == "partial"), "")
     summed = told.joined.get((slot.key, given))
-    scattered = summed is not None and bool(_all_longer(pieces[0], summed, len(pieces)))  # a sum whose pieces ranks keep
+    # A sum whose pieces ranks keep.
+    scattered = summed is not None and bool(_all_longer(pieces[0], summed, len(pieces), told.padded))
     kind = "unreduced" if given and not slot.backward and not scattered else "unknown"
     told.apart.append(Apart(kind, slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), _apart(pieces), given))
     return None

@@ -59,6 +59,7 @@ class Joined(Translated):
         self.gradients: dict[int, dict[str, Piece]] = {}  # by step and weight, where it is not
         self.weights: dict[int, Slots] = {}  # likewise
         self.alone = 0  # calls that not all ranks make
+        self.reordered = False  # whether samples stood in another order than the other run's
         first = min(capture.ranks)
         self.ranks = {0: _as_one([capture.ranks[rank] for rank in sorted(capture.ranks)], standing, tied, self._partial)}
         self.root = {**capture.root, "levels": [level for level in LEVELS if level in capture.levels]}
@@ -96,6 +97,7 @@ class Joined(Translated):
                     self.weights[number] = weights_in(found.slots) if self.left_out else {}
                     self.apart += found.apart
                     self.alone += found.alone
+                    self.reordered |= found.reordered
                 while len(self._held) >= KEPT:
                     self._held.pop(next(iter(self._held)))
                 self._held[number] = found

@@ -14,30 +14,27 @@ import pyarrow as pa
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, in_passes, plain
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.gradients import given, read_by
-from trueup.comparison.layout.inferring import Apart, Guessed, Slot, Told, Ways, way_along
+from trueup.comparison.layout.inferring import Apart, Guessed, Slot, Told, Ways, know_padding, way_along
 from trueup.comparison.layout.inner import Inner
+from trueup.comparison.layout.lookups import Lookup, lookup_in, own_rows
 from trueup.comparison.layout.losses import how_of, totals, weights
+from trueup.comparison.layout.masks import same_mask
 from trueup.comparison.layout.order import Made, Order, made_by
+from trueup.comparison.layout.padding import is_padded, unpadded
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
+from trueup.comparison.layout.rows import columns_of, nothing_known, piece_of, records_of, statistics_of
+from trueup.comparison.layout.samples import Place, batch_dim, reordered, repeated, samples_in, samples_of
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, tied_in, updated_in
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import NUMBERS, PACKED
-from trueup.foundation.store import Capture, table
+from trueup.foundation.store import Capture
 
 JOINED = "joined"
 """Name of the segment that bytes put together lie in; no file has it."""
 
-
-ENOUGH = 64
-"""Elements of a mask that are the same on two ranks: by chance that has a probability of 2**-64."""
-RARE = 0.02
-"""Part of a mask that is kept, or dropped, below which two masks are much alike whatever drew them."""
-
-LOOKED_UP = ("input.0", "input.1")
-"""Of an embedding: the words, and the weight."""
 
 NO_SLOT: tuple[Key, str] = (("", "", "", "", 0), "")
 
@@ -64,14 +61,17 @@ class Step:
     read: dict[tuple[Key, str], tuple[Key, str]] = field(default_factory=dict)  # by what an optimizer reads, the gradient's maker
     makers: dict[str, tuple[Key, str]] = field(default_factory=dict)  # by weight, the backward that makes its gradient
     guessed: Guessed = field(default_factory=dict)
+    batch: dict[tuple[Key, str], int] = field(default_factory=dict)  # dimensions along which slots are cut by samples
+    reordered: bool = False  # whether the samples stood in another order than the other run's
 
 
 @dataclass
 class Earlier:
-    """What later steps have to know: who made what left-out calls wrote, by rank, call and slot; and how calls are numbered."""
+    """What later steps have to know: who made what left-out calls wrote, by rank, call and slot; how calls are numbered."""
 
     made: dict[Made, Made | None] = field(default_factory=dict)
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+    padded: dict[int, int] = field(default_factory=dict)  # lengths of padded weights, each with that of the other run's
 
 
 def join(
@@ -83,8 +83,9 @@ def join(
     ``order``: the numbers of the weights that optimizers update, () as they come, None: what updates them is left out; ``earlier``:
     what is known of earlier steps, to which this step adds."""
     sizes = {axis: standing.workers.size(axis) for axis in standing.workers.axes}
-    slots, otherwise = (other.slots, other.guessed) if other is not None else ({}, {})
-    told = Told(step, sizes, standing.data, slots, declared, sequence=standing.sequence, loss=standing.loss, otherwise=otherwise)
+    told = Told(step, sizes, standing.data, {}, declared, sequence=standing.sequence, loss=standing.loss, padded=earlier.padded)
+    if other is not None:
+        told.other, told.otherwise, told.batched = other.slots, other.guessed, other.batch
     return _Joining(capture, standing, told, partial, order, earlier.numbers).done(earlier.made)
 
 
@@ -151,6 +152,7 @@ class _Joining:
         self._reduced: dict[tuple[str | None, ...], Made] = {}
         self._gradient_makers: dict[str, tuple[Key, str]] = {}
         self._done: dict[Any, tuple[Piece, dict[str, Any]]] = {}
+        self._lookups: dict[Key, Lookup | None] = {}
 
     def _take_gathered(self) -> None:
         """Take weights that are let go of between modules (ZeRO 3) from what a module's function is given, where it shows which."""
@@ -169,6 +171,7 @@ class _Joining:
 
     def done(self, earlier: dict[Made, Made | None]) -> Step:
         calls = [(self._makers[key][0], self._calls[self._makers[key][0]].kept[key]) for key in self._order.keys]
+        self._know_padded(calls)
         self._know_placed(calls)
         self._know_reduced(calls)
         # The gradients that an optimizer is given are recorded where several processes reduce them, and by nobody else.
@@ -176,7 +179,6 @@ class _Joining:
         by_call: dict[Key, list[dict[str, Any]]] = {}
         inner = Inner(self._calls, self._makers)
         slots: dict[tuple[Key, str], Piece] = {}
-        self._told.joined = slots
         for first, call in calls:
             makers, rows, before = self._makers[call.key], by_call.setdefault(call.key, []), len(self._told.apart)
             for name in dict.fromkeys(name for worker in makers for name in self._calls[worker].kept[call.key].rows):
@@ -205,11 +207,12 @@ class _Joining:
         gradients = given(slots, self._told.flat, self._sizes) if self._left_out else {}
         if self._read is not None:
             read, held = self._read
-            gradients |= {name: piece for name, at in held.items() if (piece := self._of_row(read, 0, at)) is not None}
+            gradients |= {name: piece for name, at in held.items() if (piece := piece_of(self._capture, read, 0, at)) is not None}
         known = self._told
         return Step(
-            _records(inner.without(by_call)), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated,
-            gradients, self._terms, self._read_terms, self._gradient_makers, known.guessed,
+            records_of(inner.without(by_call)), slots, known.apart, known.ways, self._alone, self._loads, self._cut, self._updated,
+            gradients, self._terms, self._read_terms, self._gradient_makers, known.guessed, known.batch,
+            known.samples is not None and known.samples.moved,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- names
@@ -299,23 +302,25 @@ class _Joining:
             return None, {}
         held = {one: piece for one, piece in pieces.items() if piece is not None}
         known = self._recorded(call.key, name)
-        if MASKED in known.values():
-            if (masked := self._masked(call.key, held)) is None:
+        placed, lookup = bool(known), self._lookup(call.key, known)
+        if lookup is not None and name in ("output.0", lookup.words if lookup.local else ""):
+            if (own := self._own_rows(call.key, name, held, lookup)) is None:
                 return None, LEFT_OUT
-            held, known = masked, {axis: Way("partial") if way == MASKED else way for axis, way in known.items()}
+            held, known = own, known | {lookup.axis: Way("partial")}
+            self._told.looked_up.add((call.key, name))
         its_whole = self._told.other.get((call.key, name))
         if name.startswith("param.") and not first.numel and its_whole is not None and its_whole.numel:
             return None, LEFT_OUT  # let go of, and gathered once the module runs (ZeRO 3)
         measured = [piece for piece in held.values() if piece.measured]
         if measured and len(measured) < len(held):  # what a rank still waits for is not measured
             if any(way.kind != "replicated" for way in known.values()) or set(known) != set(self._geometry.axes):
-                return None, _nothing()
+                return None, nothing_known()
             held = dict.fromkeys(held, measured[0])
         self._told.shapes[call.key, name] = first.shape
         made = self._made(worker, row)
         number = self._order.number(worker // self._standing.passes, call.seq) or 0
         forward, inputs = self._forward(worker, call, name), tuple(self._inputs(call, name))
-        its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made, bool(known))
+        its = Slot(call.key, name, number, self._standing.passes, held, forward, inputs, made, placed)
         ways: Ways = {}
         self._told.ways[call.key, name] = ways
         held = self._counting(its, held)
@@ -330,21 +335,57 @@ class _Joining:
             if way is None or way.kind == "replicated":
                 way = way_along(axis, groups, its, held, self._told)
                 if way is None:
-                    return None, _nothing()
+                    return None, nothing_known()
             ways[axis] = way
             self._know_way(its, axis, way)
             scale = self._scale(axis, way, its, max(map(len, groups)))
             whole = {group[0]: put_together([held[one] for one in group], way, scale) for group in groups}
             if any(piece is None for piece in whole.values()):
                 self._told.apart.append(Apart(MISFIT, call.key, name, self._told.step, number, axis, its.ranks(groups[0])))
-                return None, _nothing()
+                return None, nothing_known()
             held = {one: piece for one, piece in whole.items() if piece is not None}
             if way.kind == "sharded" and its.fixed and len(ways) == 1:
                 self._cut[call.key, name] = way, [its.pieces[one] for one in groups[0]]
         self._know_terms(its, ways)
         self._look_at_masks(its)
-        (piece,) = held.values()
+        (joined,) = held.values()
+        self._told.joined[call.key, name] = joined
+        if (piece := self._in_order(its, ways, joined)) is None:
+            return None, nothing_known()
         return self._measured(piece, its, ways) if piece.changed else self._found(worker, its, piece)
+
+    def _in_order(self, its: Slot, ways: Ways, piece: Piece) -> Piece | None:
+        """Return a slot without padding, and with its samples, if it is cut by these, as the other run has them; None where its
+        bytes were not kept, or it has not as many rows for each sample."""
+        told, at = self._told, (its.key, its.name)
+        other = told.other.get(at)
+        if other is not None and is_padded(piece.shape, other.shape, told.padded):
+            bare = unpadded(piece, other)
+            if bare is None:
+                return None
+            piece = bare
+        data = told.data - told.sequence.keys()
+        dim, pieces = batch_dim(ways, data), dict[Place, Piece]()
+        if dim is None:  # every rank has all samples of the other run's ranks
+            dim = told.batched.get(at)
+        else:
+            told.batch[at] = dim
+            axes = [n for n, axis in enumerate(self._geometry.axes) if axis in data]
+            places = self._geometry.coordinates
+            pieces = {tuple(places[one][n] for n in axes): its.pieces[one] for one in its.pieces}
+        if dim is None or dim >= len(piece.shape):
+            return piece
+        given = told.samples is None and not its.backward and its.name.startswith("input.")
+        if given and other is not None and (both := samples_in(piece, other, dim)) is not None:
+            told.samples = samples_of(*both, {place: one.shape[dim] for place, one in pieces.items()})
+            if pieces and (some := repeated(*both)):
+                told.apart.append(Apart("samples", *at, told.step, its.seq, "", its.ranks(its.pieces), 0.0, some))
+        if told.samples is None or not told.samples.moved:
+            return piece
+        made = reordered(pieces, piece, dim, told.samples)
+        if made is None:
+            told.apart.append(Apart(MISFIT, its.key, its.name, told.step, its.seq, "", its.ranks(its.pieces)))
+        return made
 
     def _found(self, worker: int, its: Slot, piece: Piece) -> tuple[Piece, dict[str, Any]]:
         """Return a whole that a rank has, and where its bytes lie if that is not the first rank."""
@@ -389,44 +430,53 @@ class _Joining:
         if its.backward and MICRO in ways and ways[MICRO].kind == "partial":
             self._terms[its.key, its.name] = its.pieces
 
-    def _masked(self, key: Key, held: Mapping[int, Piece]) -> dict[int, Piece] | None:
-        """Return the rows that ranks looked up, those of words that another rank holds as zeros; None where no bytes were kept."""
-        offset, found = 0, {}
-        for worker, piece in held.items():
-            rows = self._calls[worker].kept[key].rows
-            words, weight = (self._piece(worker, key, name) if name in rows else None for name in LOOKED_UP)
-            if words is None or words.load is None or weight is None or piece.load is None or len(self._told.sizes) > 1:
-                return None
-            load = functools.partial(_rows_of, piece.load, words.load, offset, offset + weight.shape[0])
-            found[worker] = Piece(piece.dtype, piece.shape, None, None, None, load, changed=True)
-            offset += weight.shape[0]
-        return found
+    def _lookup(self, key: Key, known: Ways) -> Lookup | None:
+        """Return how a call looks up rows of a weight that ranks hold parts of: a DTensor says it by itself."""
+        axis = next((axis for axis, way in known.items() if way == MASKED), None)
+        if axis is not None:
+            return Lookup(axis)
+        if key not in self._lookups:
+            worker, found = self._makers[key][0], None
+            its, call = self._calls[worker], self._calls[worker].kept[key]
+            around = its.keys.get(call.parent if call.parent is not None else -1)
+            rows = {name: its.rows[at] for name, at in call.rows.items()}
+            module = its.kept[around].rows if around is not None and around[:2] == ("forward", "module") else {}
+            if key[:2] == ("forward", "api") and "output.0" in rows and "input.0" in module and around in self._makers:
+                given = {name: row for name, row in rows.items() if name.startswith("input.") and row["shape"] is not None}
+                words, made = its.rows[module["input.0"]]["shape"], rows["output.0"]["shape"]
+                ways = functools.partial(self._placed, key)
+                found = lookup_in(given, made, words, ways) if words is not None and made is not None else None
+            self._lookups[key] = found
+        return self._lookups[key]
+
+    def _placed(self, key: Key, name: str) -> Ways:
+        return self._told.placed.get(self._digests(key, name), {})
+
+    def _own_rows(self, key: Key, name: str, held: Mapping[int, Piece], lookup: Lookup) -> dict[int, Piece] | None:
+        """Return what ranks looked up of their own rows, or the places of these in the whole."""
+        words, weights = dict[int, Piece](), dict[int, Piece]()
+        for worker in held:
+            its = self._calls[worker]
+            around = its.keys[its.kept[key].parent or 0] if lookup.local else key
+            said = "input.0" if lookup.local else lookup.words
+            for pieces, at, slot in ((words, around, said), (weights, key, lookup.weight)):
+                piece = self._piece(worker, at, slot) if slot in its.kept[at].rows else None
+                if piece is not None:
+                    pieces[worker] = piece
+        return own_rows(held, self._geometry, lookup, words, weights, places=name == lookup.words)
 
     def _look_at_masks(self, slot: Slot) -> None:
-        """Say where ranks that have different data dropped the same elements: that many do not agree by chance."""
+        """Say where ranks that have different data dropped the same elements."""
         if slot.key[:2] != ("forward", "api") or "dropout" not in slot.key[3].lower() or not slot.name.startswith("output."):
             return
-        for axis in self._told.data - {MICRO}:
-            for group in self._geometry.along(axis):
-                masks = self._masks(slot, group)
-                if len(masks) < 2 or masks[0].size < ENOUGH or not RARE < masks[0].mean() < 1 - RARE:
-                    continue
-                if all(mask.shape == masks[0].shape and np.array_equal(mask, masks[0]) for mask in masks):
-                    told = Apart("masks", slot.key, slot.name, self._told.step, slot.seq, axis, slot.ranks(group), 0.0)
-                    self._told.apart.append(told)
-                    return
-
-    def _masks(self, slot: Slot, group: Sequence[int]) -> list[Array]:
-        """Return what each rank dropped of the elements that are zero on none before: those are of no mask."""
-        made = [slot.pieces[worker].load for worker in group if worker in slot.pieces]
-        rows = {worker: self._calls[worker].kept[slot.key].rows for worker in group if worker in slot.pieces}
-        before = [self._piece(worker, slot.key, "input.0") if "input.0" in held else None for worker, held in rows.items()]
-        given = [None if piece is None else piece.load for piece in before]
-        arrays = [(one(), other()) for one, other in zip(made, given, strict=True) if one is not None and other is not None]
-        if len({array.shape for pair in arrays for array in pair}) != 1:
-            return []
-        seen = np.logical_and.reduce([array != 0 for _, array in arrays])
-        return [array[seen] == 0 for array, _ in arrays]
+        rows = {worker: self._calls[worker].kept[slot.key].rows for worker in slot.pieces}
+        given = {worker: self._piece(worker, slot.key, "input.0") if "input.0" in held else None for worker, held in rows.items()}
+        groups = [(axis, group) for axis in self._told.data - {MICRO} for group in self._geometry.along(axis)]
+        for axis, group in groups:
+            if same_mask([(slot.pieces[one], given[one]) for one in group if one in rows]):
+                ranks = slot.ranks(group)
+                self._told.apart.append(Apart("masks", slot.key, slot.name, self._told.step, slot.seq, axis, ranks, 0.0))
+                return
 
     def _made(self, worker: int, row: dict[str, Any]) -> tuple[Key, str] | None:
         key = None if row["producer_seq"] is None else self._calls[worker].keys.get(row["producer_seq"])
@@ -459,7 +509,8 @@ class _Joining:
 
     def _measured(self, piece: Piece, slot: Slot, ways: Ways) -> tuple[Piece, dict[str, Any]]:
         digests = tuple(one.digest for one in slot.pieces.values())
-        key = None if None in digests else (digests, tuple(ways.items()), piece.shape, slot.backward)
+        moved = piece is not self._told.joined[slot.key, slot.name]
+        key = None if None in digests else (digests, tuple(ways.items()), piece.shape, slot.backward, moved)
         if key is not None and key in self._done:
             return self._done[key]
         if piece.load is not None:
@@ -467,14 +518,14 @@ class _Joining:
             packed = np.empty(PACKED)
             summarize(array, packed)
             told = hexadecimal(digest(array))
-            numbers = _statistics(packed)
+            numbers = statistics_of(packed)
             piece = Piece(piece.dtype, piece.shape, told, numbers, packed[len(NUMBERS) :], piece.load, changed=True)
             place = f"{slot.seq}-{slot.name}"
             self._loads[place] = piece.load  # type: ignore[assignment]
         else:
             place = ""
             piece = self._with_norm(piece, slot)
-        row = _columns(piece) | {"payload_segment": JOINED if place else None, "payload_key": place or None, "payload_view": None}
+        row = columns_of(piece) | {"payload_segment": JOINED if place else None, "payload_key": place or None, "payload_view": None}
         if key is not None:
             self._done[key] = piece, row
         return piece, row
@@ -502,6 +553,18 @@ class _Joining:
             for name in call.rows:
                 if (ways := self._recorded(call.key, name)) and any(digests := self._digests(call.key, name)):
                     self._told.placed.setdefault(digests, ways)
+
+    def _know_padded(self, calls: list[tuple[int, Call]]) -> None:
+        """Remember which weights are longer than the other run's, before what they make is looked at."""
+        for worker, call in calls:
+            for name in (name for name in call.rows if name.startswith("param.")):
+                whole, piece = self._told.other.get((call.key, name)), self._piece(worker, call.key, name)
+                if whole is None or piece is None or whole.shape == piece.shape:
+                    continue
+                for axis in set(self._geometry.axes) - self._told.data:
+                    group = next(some for some in self._geometry.along(axis) if worker in some)
+                    pieces = [self._piece(one, call.key, name) for one in group if call.key in self._calls[one].kept]
+                    know_padding([one for one in pieces if one is not None], whole, self._told)
 
     def _digests(self, key: Key, name: str) -> tuple[str | None, ...]:
         held = ((self._calls[worker], self._calls[worker].kept[key].rows.get(name)) for worker in self._makers[key])
@@ -531,51 +594,4 @@ class _Joining:
 
     def _piece(self, worker: int, key: Key, name: str) -> Piece | None:
         calls = self._calls[worker]
-        return self._of_row(calls, worker // self._standing.passes, calls.kept[key].rows[name])
-
-    def _of_row(self, calls: Calls, rank: int, at: int) -> Piece | None:
-        row = calls.rows[at]
-        if row["dtype"] is None or row["shape"] is None:
-            return None
-        measured = row["n_nan"] is not None
-        numbers = (
-            Statistics(row["min"], row["max"], row["mean"], row["l2"], tuple(row[n] for n in NUMBERS[4:])) if measured else None
-        )
-        sketch = calls.sketches[at] if measured and not np.isnan(calls.sketches[at][0]) else None
-        shape = tuple(row["shape"])
-        load = functools.partial(_bytes, self._capture, rank, row, shape) if row["payload_segment"] is not None else None
-        return Piece(row["dtype"], shape, row["digest"], numbers, sketch, load)
-
-
-def _rows_of(load: Callable[[], Array], words: Callable[[], Array], first: int, end: int) -> Array:
-    looked_up = words()
-    return np.where(((looked_up >= first) & (looked_up < end))[..., None], load(), np.zeros(1, load().dtype))
-
-
-def _bytes(capture: Capture, rank: int, row: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    found = capture.payload(rank, row["payload_segment"], row["payload_key"], row["payload_view"], row["digest"])
-    return found.reshape(shape)
-
-
-def _statistics(packed: Array) -> Statistics:
-    low, high, mean, l2 = map(float, packed[:4])
-    return Statistics(low, high, mean, l2, tuple(int(count) for count in packed[4 : len(NUMBERS)]))
-
-
-def _columns(piece: Piece) -> dict[str, Any]:
-    numbers = piece.numbers
-    told: dict[str, Any] = dict.fromkeys(NUMBERS) | {"digest": piece.digest, "sketch": piece.sketch, "value": None, "strides": None}
-    if numbers is not None:
-        told |= dict(zip(NUMBERS, (numbers.low, numbers.high, numbers.mean, numbers.l2, *numbers.counts), strict=True))
-    return told | {"shape": list(piece.shape), "numel": piece.numel}
-
-
-def _nothing() -> dict[str, Any]:
-    """Return the columns of a slot of which nothing is known."""
-    place = dict.fromkeys(("payload_segment", "payload_key", "payload_view"))
-    return dict.fromkeys(NUMBERS) | {"digest": None, "sketch": None, "value": None} | place
-
-
-def _records(rows: list[dict[str, Any]]) -> pa.Table:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return table({name: [row.get(name) for row in rows] for name in names})
+        return piece_of(self._capture, calls, worker // self._standing.passes, calls.kept[key].rows[name])

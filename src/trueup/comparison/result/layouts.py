@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from trueup.comparison.layout.losses import near, reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.micro_batches import lost
-from trueup.comparison.result.of_pieces import counts_piece, is_unplaced
+from trueup.comparison.result.of_pieces import counts_piece, encloses, is_unplaced
 from trueup.comparison.result.summary import SCHEMA, count, summarise
+from trueup.comparison.result.sums import doubts_of_sums, odd_sums, travelled
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.model import Finding, Result, SlotComparison
 from trueup.foundation.store import Capture
@@ -31,7 +31,7 @@ from trueup.foundation.words import setup_sentence as said
 from trueup.foundation.words.sentence import HEADS, evidence, verdict_lines
 from trueup.foundation.words.wording import counted
 
-SURE = ("replicas", "unreduced", "masks", "places")
+SURE = ("replicas", "unreduced", "masks", "places", "samples")
 """Kinds of `Apart` that are faults by themselves; of the others nobody knows."""
 
 HALF_REDUCED = 0.05
@@ -45,16 +45,6 @@ BIASED = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 
 EXACT = 2e-3
 """Relative error of a ratio that is taken for a whole number: bfloat16 rounds to 4e-3, sums of many of its numbers to less."""
-
-NARROW = {"bfloat16": 1.64e-3, "float16": 1.64e-3 / 8}
-"""Relative error of a tensor that is rounded to a dtype; sums of p terms that travel in it have it times sqrt(1 + 0.6 p)
-(measured on rings of bfloat16, 2 to 32 ranks)."""
-
-TRAVELLED = 2
-"""Up to how many times that error a difference may be for it to be the cause."""
-
-PEERS = 2
-"""Modules of one class from which on they show how often one adds up over its ranks."""
 
 
 def other_layouts(captures: tuple[Capture, Capture]) -> str:
@@ -129,13 +119,15 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     found = found if over is None else [over]
     of_baseline = [finding_of(first, sides[0]) for first in _firsts(sides[0].apart)]
     before = [one for one in result.culprits if not found or (_place(one) < _place(found[0]) and not _of_unreduced(one, sides[1]))]
+    before = [one for one in before if not found or not encloses(one, found[0])]
     before = [one for one in before if over is None or one.phase == "forward"]  # what follows from the sum is read by it, too
     most = max((one.victims for one in result.culprits), default=result.counts["deviates"])
     found = [dataclasses.replace(one, victims=most) for one in found]
-    told = [_added_otherwise(_travelled(one, sides), sides[1]) for one in before]
+    told = [_added_otherwise(travelled(one, sides), sides[1]) for one in before]
     culprits = [_half_reduced(_swapped(_scaled(one, sides[1]), sides), sides[1]) for one in [*told, *found]]
-    notes = [said.PUT_TOGETHER.format(layouts), *(said.OF_BASELINE.format(one.cause) for one in of_baseline), *result.notes]
-    doubts = [*_undeclared(sides), *_doubts(sides)] if result.verdict == "inconclusive" else []
+    put_together = said.PUT_TOGETHER.format(layouts) + (said.IN_ONE_ORDER if any(side.reordered for side in sides) else "")
+    notes = [put_together, *(said.OF_BASELINE.format(one.cause) for one in of_baseline), *result.notes]
+    doubts = [*_undeclared(sides), *doubts_of_sums(sides)] if result.verdict == "inconclusive" else []
     notes[1:1] = doubts
     alone = sum(side.alone for side in sides)
     if alone:
@@ -218,6 +210,8 @@ def finding_of(apart: Sequence[Apart], run: Joined) -> Finding:
         cause = said.same_places(first.slot, where, first.ranks)
     elif first.kind == "masks":
         cause = said.same_masks(where, first.ranks)
+    elif first.kind == "samples":
+        cause = said.same_samples(first.slot, where, first.ranks, first.given)
     else:
         cause = said.unreduced(first.given, first.slot, where, first.ranks)
     slots = tuple(SlotComparison(one.slot, "deviates", one.apart, "sketch", ("", ""), ("", ""), None, None) for one in apart)
@@ -287,50 +281,6 @@ def _scaled(finding: Finding, run: Joined) -> Finding:
     return finding
 
 
-def _travelled(finding: Finding, sides: tuple[Joined, Joined]) -> Finding:
-    """Say of a result that the ranks' terms of it travel in a narrower dtype, where that explains its error: a module's in the
-    forward and backward, in the step of an optimizer a gradient's."""
-    slot = next((one for one in finding.slots if one.relative_l2 == finding.error_out), finding.slots[0] if finding.slots else None)
-    if finding.kind not in ("region", "operator", "overwritten") or slot is None:
-        return finding
-    error = max(slot.relative_l2, finding.error_out)
-    if error > TRAVELLED * max(_makes(dtype, len(sides[1].original.ranks)) for dtype in NARROW):  # no sum explains it
-        return finding
-    gradient = finding.phase == "optimizer"
-    sums = [_narrow_sums(run, finding.step, None if gradient else finding.scope) for run in sides]
-    for dtype, ranks in sums[1].items():
-        makes = _makes(dtype, ranks)
-        if dtype not in sums[0] and dtype not in slot.dtype and error <= TRAVELLED * makes:
-            return dataclasses.replace(finding, cause=said.travels(dtype, ranks, "" if gradient else finding.scope, makes))
-    return finding
-
-
-def _makes(dtype: str, ranks: int) -> float:
-    """Return the relative error of a sum over ranks whose terms travel in a narrow dtype."""
-    return NARROW[dtype] * math.sqrt(1 + 0.6 * ranks)
-
-
-def _narrow_sums(run: Joined, step: int, scope: str | None) -> dict[str, int]:
-    """Return the narrow dtypes in which terms of sums travel inside a module, or anywhere, with the most ranks of one sum."""
-    found: dict[str, int] = {}
-    for where, dtype, ranks in run.sums(step):
-        if dtype in NARROW and (scope is None or f"{where}.".startswith(f"{scope}." if scope else "")):
-            found[dtype] = max(found.get(dtype, 0), ranks)
-    return found
-
-
-def _doubts(sides: tuple[Joined, Joined]) -> list[str]:
-    """Say what is odd about the sums over ranks in the first step, where nobody knows whether a difference is rounding."""
-    steps = [run.steps[0] for run in sides]
-    first, second = (_narrow_sums(run, step, None) for run, step in zip(sides, steps, strict=True))
-    computes = {piece.dtype for piece in sides[0].step(steps[0]).slots.values()}
-    found = [
-        said.travels(dtype, ranks, "", _makes(dtype, ranks))
-        for dtype, ranks in second.items() if dtype not in first and dtype not in computes
-    ]  # fmt: skip
-    return [*found, *list(_odd_sums(sides[1], steps[1]).values())[:1]]
-
-
 def _undeclared(sides: tuple[Joined, Joined]) -> list[str]:
     """Name what to declare of the first run of which nothing says how its pieces lie."""
     for which, run in zip(("baseline", "candidate"), sides, strict=True):
@@ -339,24 +289,6 @@ def _undeclared(sides: tuple[Joined, Joined]) -> list[str]:
             first, modules = some[0], len({one.key[2] for one in some})
             return [said.undeclared(first.slot, first.key[2] or first.key[3], first.axis, len(some), modules, which)]
     return []
-
-
-def _odd_sums(run: Joined, step: int) -> dict[str, str]:
-    """Say of modules that they add up over their ranks another number of times than all others of their class, where several do."""
-    capture, rank = run.original, min(run.original.ranks)
-    rows = capture.records(["scope", "value"], rank=rank, step=step, phase="collective", level="api").to_pylist()
-    sums = Counter(row["scope"] for row in rows if added(row["value"]))
-    modules = capture.records(["scope", "op"], rank=rank, step=step, phase="forward", level="module").to_pylist()
-    classes: dict[str, list[str]] = {}
-    for scope, kind in {row["scope"]: row["op"] for row in modules}.items():
-        classes.setdefault(kind, []).append(scope)
-    found = {}
-    for kind, scopes in classes.items():
-        (usual, alike), *_ = Counter(sums[scope] for scope in scopes).most_common(1)
-        odd = [scope for scope in scopes if sums[scope] != usual]
-        if len(odd) == 1 and alike >= PEERS:
-            found[odd[0]] = said.added_otherwise(odd[0], sums[odd[0]], kind, alike, usual)
-    return found
 
 
 def _over_pieces(run: Joined) -> Finding | None:
@@ -388,7 +320,7 @@ def _summed_oddly(result: Result, run: Joined) -> Finding | None:
     """Return a module whose result is far off, where what it was given is not, if it adds up over its ranks another number of times
     than all others of its class: what a wide criterion explains is no reason to doubt that."""
     step = run.steps[0]
-    for scope, cause in _odd_sums(run, step).items():
+    for scope, cause in odd_sums(run, step).items():
         wanted = pc.field("step") == step
         for name, value in (("scope", scope), ("phase", "forward"), ("level", "module")):
             wanted &= pc.field(name) == value
@@ -404,7 +336,7 @@ def _summed_oddly(result: Result, run: Joined) -> Finding | None:
 def _added_otherwise(finding: Finding, run: Joined) -> Finding:
     if finding.kind not in ("region", "operator") or not finding.scope or finding.phase not in ("forward", "backward"):
         return finding
-    told = _odd_sums(run, finding.step).get(finding.scope)
+    told = odd_sums(run, finding.step).get(finding.scope)
     return finding if told is None else dataclasses.replace(finding, cause=told)
 
 

@@ -23,5 +23,11 @@ def counts_piece(finding: Finding, run: Joined) -> bool:
     return any(way.kind == "sharded" and axis in run.standing.sequence for axis, way in ways.items())
 
 
+def encloses(module: Finding, found: Finding) -> bool:
+    """Tell whether a culprit is a module inside of which ranks do not agree on something: it makes what follows from that."""
+    inside = not module.scope or found.scope == module.scope or found.scope.startswith(f"{module.scope}.")
+    return inside and module.level == "module" and (module.phase, module.step) == (found.phase, found.step)
+
+
 def _key(finding: Finding) -> tuple[str, str, str, str, int]:
     return finding.phase, finding.level, finding.scope, finding.op, finding.ordinal

@@ -19,6 +19,7 @@ TENSORS_NAMED = 3
 
 TWO_LAYOUTS = "because the layouts differ: {}; compare runs of one layout, or record all ranks of both"
 PUT_TOGETHER = "the layouts differ ({}): the ranks of each run were put together before they were compared"
+IN_ONE_ORDER = "; samples came in another order, and were put in one"
 BY_STATISTICS = (
     "because pieces of tensors on several ranks were put together by their statistics alone, which cannot say whether "
     "the inputs of {} agree: record both runs with --detail tensor"
@@ -194,6 +195,12 @@ def unreduced(given: str, slot: str, where: str, ranks: Sequence[int]) -> str:
 def same_masks(where: str, ranks: Sequence[int]) -> str:
     """Say that ranks drew the same random numbers that must differ."""
     return f"{ranks_text(ranks)} drew the same mask in {where}, on different data: their generators were seeded alike"
+
+
+def same_samples(slot: str, where: str, ranks: Sequence[int], some: str) -> str:
+    """Say that ranks are given some samples of the batch again and again, and others not at all."""
+    which = f"{ranks_text(ranks)} are given" if len(ranks) > 1 else f"{ranks_text(ranks)} is given"
+    return f"{which} the same samples: {one_line(slot)} of {one_line(where)} holds {some} samples, some of them several times"
 
 
 def same_places(slot: str, where: str, ranks: Sequence[int]) -> str:
