@@ -302,12 +302,14 @@ class _Joining:
             return None, {}
         held = {one: piece for one, piece in pieces.items() if piece is not None}
         known = self._recorded(call.key, name)
-        placed, lookup = bool(known), self._lookup(call.key, known)
+        placed, lookup = bool(known), self._lookup(call.key)
         if lookup is not None and name in ("output.0", lookup.words if lookup.local else ""):
             if (own := self._own_rows(call.key, name, held, lookup)) is None:
                 return None, LEFT_OUT
             held, known = own, known | {lookup.axis: Way("partial")}
             self._told.looked_up.add((call.key, name))
+        elif MASKED in known.values():
+            return None, LEFT_OUT
         its_whole = self._told.other.get((call.key, name))
         if name.startswith("param.") and not first.numel and its_whole is not None and its_whole.numel:
             return None, LEFT_OUT  # let go of, and gathered once the module runs (ZeRO 3)
@@ -430,18 +432,16 @@ class _Joining:
         if its.backward and MICRO in ways and ways[MICRO].kind == "partial":
             self._terms[its.key, its.name] = its.pieces
 
-    def _lookup(self, key: Key, known: Ways) -> Lookup | None:
+    def _lookup(self, key: Key) -> Lookup | None:
         """Return how a call looks up rows of a weight that ranks hold parts of: a DTensor says it by itself."""
-        axis = next((axis for axis, way in known.items() if way == MASKED), None)
-        if axis is not None:
-            return Lookup(axis)
         if key not in self._lookups:
-            worker, found = self._makers[key][0], None
+            worker, said = self._makers[key][0], self._recorded(key, "output.0")
+            found = next((Lookup(axis) for axis, way in said.items() if way == MASKED), None)
             its, call = self._calls[worker], self._calls[worker].kept[key]
             around = its.keys.get(call.parent if call.parent is not None else -1)
             rows = {name: its.rows[at] for name, at in call.rows.items()}
             module = its.kept[around].rows if around is not None and around[:2] == ("forward", "module") else {}
-            if key[:2] == ("forward", "api") and "output.0" in rows and "input.0" in module and around in self._makers:
+            if not said and key[:2] == ("forward", "api") and "output.0" in rows and "input.0" in module and around in self._makers:
                 given = {name: row for name, row in rows.items() if name.startswith("input.") and row["shape"] is not None}
                 words, made = its.rows[module["input.0"]]["shape"], rows["output.0"]["shape"]
                 ways = functools.partial(self._placed, key)
