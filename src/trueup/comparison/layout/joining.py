@@ -102,7 +102,7 @@ class _Joining:
         numbers: dict[tuple[int, int], int],
     ) -> None:
         self._capture, self._standing, self._geometry, self._told = capture, standing, standing.workers, told
-        classes = {key[2]: key[3] for key, _ in told.other if key[1] == "module"} or None
+        classes = {key[2]: key[3] for key, _ in told.other if key[:2] == ("forward", "module")} or None
         self._calls: dict[int, Calls] = {}
         self._read: tuple[Calls, dict[str, int]] | None = None
         self._left_out = order is None
@@ -375,7 +375,7 @@ class _Joining:
             axes = [n for n, axis in enumerate(self._geometry.axes) if axis in data]
             places = self._geometry.coordinates
             pieces = {tuple(places[one][n] for n in axes): its.pieces[one] for one in its.pieces}
-        if dim is None or dim >= len(piece.shape):
+        if dim is None or dim >= len(piece.shape) or its.fixed:  # ranks that have other samples may cut weights, too (FSDP)
             return piece
         given = told.samples is None and not its.backward and its.name.startswith("input.")
         if given and other is not None and (both := samples_in(piece, other, dim)) is not None:
