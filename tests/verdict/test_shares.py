@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trueup.comparison.layout.pieces import Piece
-from trueup.comparison.layout.samples import Samples, reordered
+from trueup.comparison.layout.samples import Batch, Samples, reordered
 from trueup.comparison.result.comparing import compare
 
 from .captures import Array, Recording
@@ -47,6 +47,29 @@ def test_samples_by_turns(tmp_path: Path, order: list[list[int]]) -> None:
     assert (wrong.verdict, wrong.culprits[0].scope) == ("deviates", "up")
 
 
+def _places_first(directory: Path, order: Sequence[Sequence[int]], wrong: float = 0.0) -> Path:
+    """The batch is the second dimension; what reads the result has places and samples in one."""
+    run = Recording(parts=KEPT)
+    for rank, mine in enumerate(order):
+        x = SAMPLES[list(mine)].transpose(1, 0, 2).copy()
+        made = x @ WEIGHT.T
+        flat = made.reshape(-1, 4)
+        labels = (x.sum(-1).reshape(-1) % 4).astype(np.int64)
+        number = run.call("Linear", {"input.0": x, "param.weight": WEIGHT}, [made], level="module", scope="up", rank=rank)
+        run.made[id(flat)] = number, "output.0"
+        given = {"input.0": flat, "input.1": labels}
+        run.call("scores", given, [flat * (1 + wrong) + labels[:, None]], level="api", rank=rank)
+    return run.write(directory, world_size=len(order))
+
+
+@pytest.mark.parametrize("order", [[[0, 2, 4], [1, 3]], [[0, 1, 2], [3, 4]]])
+def test_samples_behind_places(tmp_path: Path, order: list[list[int]]) -> None:
+    whole, cut = _places_first(tmp_path / "whole", [range(5)]), _places_first(tmp_path / "cut", order)
+    assert [compare(*pair).verdict for pair in ((whole, cut), (cut, whole))] == ["aligned"] * 2
+    wrong = compare(whole, _places_first(tmp_path / "wrong", order, 0.1))
+    assert (wrong.verdict, wrong.culprits[0].op) == ("deviates", "scores")
+
+
 def test_two_orders_of_samples(tmp_path: Path) -> None:
     """Neither run has the batch of one process."""
     one, two = _trained(tmp_path / "one", [[0, 2, 4], [1, 3]]), _trained(tmp_path / "two", [[3, 0], [4, 1], [2]])
@@ -79,14 +102,14 @@ def test_a_range_of_rows_in_another_order(dim: int) -> None:
     whole = Piece("int64", (6, 8), load=lambda: array)
     each = (6, 8)[dim] // 2
     swapped, held = Samples((1, 0), {(0,): 1, (1,): 1}), Piece("int64", (each, each))
-    made = reordered({(0,): held, (1,): held}, whole, dim, swapped)
+    made = reordered({(0,): held, (1,): held}, whole, Batch(dim), swapped)
     assert made is not None
     assert made.load is not None
     assert made.load().tolist() == np.concatenate(np.split(array, 2, dim)[::-1], dim).tolist()
     assert made.rows(2, 5).tolist() == made.load()[2:5].tolist()
     assert made.rows(3, 3).shape == (0, 8)
     uneven = {(0,): Piece("int64", (1, 1)), (1,): Piece("int64", (5, 5))}
-    assert reordered(uneven, whole, dim, swapped) is None
+    assert reordered(uneven, whole, Batch(dim), swapped) is None
 
 
 def _scored(directory: Path, parts: Sequence[Array], wrong: tuple[int, float] = (0, 0.0), kept: str = KEPT) -> Path:

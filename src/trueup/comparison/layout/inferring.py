@@ -26,7 +26,7 @@ from trueup.comparison.layout.calls import Key
 from trueup.comparison.layout.losses import How
 from trueup.comparison.layout.padding import unpadded
 from trueup.comparison.layout.pieces import AVERAGE, REPLICATED, Piece, Way, put_together
-from trueup.comparison.layout.samples import Samples, repeated, samples_in
+from trueup.comparison.layout.samples import Batch, Samples, repeated, samples_in
 from trueup.comparison.layout.stated import stated_of, weight_of
 from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.frameworks.trees import path
@@ -91,11 +91,11 @@ class Told:
     lies: dict[tuple[str | None, ...], Ways] = field(default_factory=dict)  # of digests on all ranks: how that was found to lie
     joined: dict[tuple[Key, str], Piece] = field(default_factory=dict)  # slots of the step put together, in the ranks' order
     samples: Samples | None = None  # in which order the ranks' samples are the other run's, once that is known
-    batch: dict[tuple[Key, str], int] = field(default_factory=dict)  # dimensions along which slots are cut by samples
+    batch: dict[tuple[Key, str], Batch] = field(default_factory=dict)  # along what slots are cut by samples
     cut: dict[str, Ways] = field(default_factory=dict)  # by weight: how it was found to lie
     looked_up: set[tuple[Key, str]] = field(default_factory=set)  # rows of a weight, of which each rank has some
     padded: dict[int, int] = field(default_factory=dict)  # lengths of padded weights, each with that of the other run's
-    batched: Mapping[tuple[Key, str], int] = field(default_factory=dict)  # likewise, of the other run
+    batched: Mapping[tuple[Key, str], Batch] = field(default_factory=dict)  # likewise, of the other run
     loss: Mapping[str, str] = field(default_factory=dict)  # by axis, whether the loss is the mean or the sum of the ranks'
     guessed: Guessed = field(default_factory=dict)
     otherwise: Mapping[tuple[Key, str], tuple[float, ...]] = field(default_factory=dict)  # what the other run guessed
@@ -153,7 +153,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if whole is not None and axis not in told.data and not slot.fixed:
         whole = _of_one_batch(whole, piece, told)
     if axis in told.data and not slot.fixed and not slot.backward and whole is not None and _adds_up(groups, held, whole):
-        return Way("sharded", 0)
+        return _flattened(axis, Way("sharded", 0), slot, piece, told)
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if not varies and not (before is not None and before.kind == "partial" and axis in told.data and piece.numel == 1):
         longer = None if whole is None or slot.placed else _longer(piece, whole, size, told, data=axis in told.data)
@@ -184,7 +184,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
     if not slot.backward and axis in told.data and piece.numel == 1 and (whole is None or whole.numel == 1):
         return _of_number(axis, slot, told)
     if whole is not None and (longer := _longer(piece, whole, size, told, data=axis in told.data)) is not None:
-        return _as_weight(axis, Way("sharded", longer), slot, piece, told)
+        return _as_weight(axis, _flattened(axis, Way("sharded", longer), slot, piece, told), slot, piece, told)
     unmeasured = whole is None or not whole.measured
     if unmeasured and (made := _of_product(axis, slot, piece, told) or _through_views(axis, slot, piece, told)) is not None:
         return made
@@ -269,7 +269,7 @@ def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
 def _look_at_samples(axis: str, pieces: Sequence[Piece], dim: int, slot: Slot, whole: Piece, told: Told) -> None:
     """Say where ranks, which are given the same, are given some of the other run's samples, and none of them the others."""
     made = put_together(pieces, Way("sharded", dim))
-    both = None if made is None else samples_in(made, whole, dim)
+    both = None if made is None else samples_in(made, whole, Batch(dim))
     if both is not None and (some := repeated(*both)):
         odd = slot.ranks(slot.pieces)
         told.apart.append(Apart("samples", slot.key, slot.name, told.step, slot.seq, axis, odd, 0.0, some))
@@ -317,6 +317,22 @@ def _as_weight(axis: str, way: Way, slot: Slot, piece: Piece, told: Told) -> Way
         its = told.ways.get((slot.key, name), {}).get(axis)
         if its is not None and its.order == "interleaved" and its.dim == 0 and way.dim == len(piece.shape) - 1:
             return replace(way, order=its.order, parts=its.parts)
+    return way
+
+
+def _flattened(axis: str, way: Way, slot: Slot, piece: Piece, told: Told) -> Way:
+    """Return how a tensor lies whose first dimension is several of another one's, of which the batch is not the first (places
+    before samples), or which stands beside such a tensor in a call."""
+    if way.dim or axis not in told.data:
+        return way
+    its, shape = (told.ways.get(slot.made, {}).get(axis), told.shapes.get(slot.made, ())) if slot.made is not None else (None, ())
+    cut = (its is not None and its.kind == "sharded" and its.order == "natural" and its.dim) or len(shape)
+    if any((math.prod(shape[:n]), *shape[n:]) == piece.shape for n in range(cut + 1, len(shape) + 1)):
+        return replace(way, outer=math.prod(shape[:cut]))
+    for name in slot.inputs:
+        beside = told.ways.get((slot.key, name), {}).get(axis)
+        if beside is not None and beside.outer > 1 and told.shapes[slot.key, name][:1] == piece.shape[:1]:
+            return beside
     return way
 
 

@@ -23,7 +23,7 @@ from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.padding import is_padded, unpadded
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.rows import columns_of, nothing_known, piece_of, records_of, statistics_of
-from trueup.comparison.layout.samples import Place, batch_dim, reordered, repeated, samples_in, samples_of
+from trueup.comparison.layout.samples import Batch, Place, batch_in, reordered, repeated, samples_in, samples_of
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, tied_in, updated_in
@@ -61,7 +61,7 @@ class Step:
     read: dict[tuple[Key, str], tuple[Key, str]] = field(default_factory=dict)  # by what an optimizer reads, the gradient's maker
     makers: dict[str, tuple[Key, str]] = field(default_factory=dict)  # by weight, the backward that makes its gradient
     guessed: Guessed = field(default_factory=dict)
-    batch: dict[tuple[Key, str], int] = field(default_factory=dict)  # dimensions along which slots are cut by samples
+    batch: dict[tuple[Key, str], Batch] = field(default_factory=dict)  # along what slots are cut by samples
     reordered: bool = False  # whether the samples stood in another order than the other run's
 
 
@@ -367,24 +367,24 @@ class _Joining:
                 return None
             piece = bare
         data = told.data - told.sequence.keys()
-        dim, pieces = batch_dim(ways, data), dict[Place, Piece]()
-        if dim is None:  # every rank has all samples of the other run's ranks
-            dim = told.batched.get(at)
+        batch, pieces = batch_in(ways, data), dict[Place, Piece]()
+        if batch is None:  # every rank has all samples of the other run's ranks
+            batch = told.batched.get(at)
         else:
-            told.batch[at] = dim
+            told.batch[at] = batch
             axes = [n for n, axis in enumerate(self._geometry.axes) if axis in data]
             places = self._geometry.coordinates
             pieces = {tuple(places[one][n] for n in axes): its.pieces[one] for one in its.pieces}
-        if dim is None or dim >= len(piece.shape) or its.fixed:  # ranks that have other samples may cut weights, too (FSDP)
+        if batch is None or batch.dim >= len(piece.shape) or its.fixed:  # ranks that have other samples may cut weights, too (FSDP)
             return piece
         given = told.samples is None and not its.backward and its.name.startswith("input.")
-        if given and other is not None and (both := samples_in(piece, other, dim)) is not None:
-            told.samples = samples_of(*both, {place: one.shape[dim] for place, one in pieces.items()})
+        if given and other is not None and (both := samples_in(piece, other, batch)) is not None:
+            told.samples = samples_of(*both, {place: one.shape[batch.dim] for place, one in pieces.items()})
             if pieces and (some := repeated(*both)):
                 told.apart.append(Apart("samples", *at, told.step, its.seq, "", its.ranks(its.pieces), 0.0, some))
         if told.samples is None or not told.samples.moved:
             return piece
-        made = reordered(pieces, piece, dim, told.samples)
+        made = reordered(pieces, piece, batch, told.samples)
         if made is None:
             told.apart.append(Apart(MISFIT, its.key, its.name, told.step, its.seq, "", its.ranks(its.pieces)))
         return made

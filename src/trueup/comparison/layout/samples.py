@@ -32,20 +32,27 @@ class Samples:
         return self.order != tuple(range(len(self.order)))
 
 
-def batch_dim(ways: dict[str, Way], data: Collection[str]) -> int | None:
-    """Return the dimension along which a slot is cut by samples: along every axis of the ``data`` that has it, and along no other
-    dimension; None where there is none."""
-    held = [way for axis, way in ways.items() if axis in data]
-    dims = {way.dim for way in held if way.kind == "sharded" and way.order == "natural" and way.outer == 1}
-    return dims.pop() if held and len(dims) == 1 and all(way.kind == "sharded" for way in held) else None
+@dataclass(frozen=True)
+class Batch:
+    """The dimension along which a slot is cut by samples; ``outer``: how often it has all of them, one time after the other."""
+
+    dim: int
+    outer: int = 1
 
 
-def samples_in(made: Piece, whole: Piece, dim: int) -> tuple[list[int], list[int]] | None:
+def batch_in(ways: Mapping[str, Way], data: Collection[str]) -> Batch | None:
+    """Return along what a slot is cut by samples: alike along every axis of the ``data`` that has it; None where it is not."""
+    held = {Batch(way.dim, way.outer) for axis, way in ways.items() if axis in data and way.kind == "sharded"}
+    natural = all(way.kind == "sharded" and way.order == "natural" for axis, way in ways.items() if axis in data)
+    return held.pop() if natural and len(held) == 1 else None
+
+
+def samples_in(made: Piece, whole: Piece, batch: Batch) -> tuple[list[int], list[int]] | None:
     """Return what tells the samples of a joined tensor and of the other run's; None where some of these are alike, so that nobody
     knows which is which."""
-    if made.load is None or whole.load is None or (made.dtype, made.shape) != (whole.dtype, whole.shape):
+    if made.load is None or whole.load is None or (made.dtype, made.shape) != (whole.dtype, whole.shape) or batch.outer > 1:
         return None
-    mine, its = (_digests(one.load(), dim) for one in (made, whole) if one.load is not None)
+    mine, its = (_digests(one.load(), batch.dim) for one in (made, whole) if one.load is not None)
     return None if len(set(its)) < max(2, len(its)) else (mine, its)
 
 
@@ -67,13 +74,15 @@ def _digests(array: Array, dim: int) -> list[int]:
     return [digest(np.ascontiguousarray(one)) for one in np.moveaxis(array, dim, 0)]
 
 
-def reordered(pieces: Mapping[Place, Piece], made: Piece, dim: int, samples: Samples) -> Piece | None:
+def reordered(pieces: Mapping[Place, Piece], made: Piece, batch: Batch, samples: Samples) -> Piece | None:
     """Return a joined tensor with its samples in the other run's order; a sample may have several rows. None where its ``pieces``
     have not as many for each."""
-    each, rest = divmod(made.shape[dim], len(samples.order))
-    if rest or any(piece.shape[dim] != each * samples.held.get(place, 0) for place, piece in pieces.items()):
+    dim, outer = batch.dim, batch.outer
+    each, rest = divmod(made.shape[dim], len(samples.order) * outer)
+    if rest or any(piece.shape[dim] != each * outer * samples.held.get(place, 0) for place, piece in pieces.items()):
         return None
-    rows = (np.array(samples.order)[:, None] * each + np.arange(each)).reshape(-1)
+    once = (np.array(samples.order)[:, None] * each + np.arange(each)).reshape(-1)
+    rows = (np.arange(outer)[:, None] * len(once) + once).reshape(-1)
     load = made.load
     if load is None:
         return made  # statistics of all samples do not depend on their order
