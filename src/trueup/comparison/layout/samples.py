@@ -56,10 +56,10 @@ def samples_in(made: Piece, whole: Piece, batch: Batch) -> tuple[list[int], list
     return None if len(set(its)) < max(2, len(its)) else (mine, its)
 
 
-def samples_of(mine: Sequence[int], its: Sequence[int], held: Mapping[Place, int]) -> Samples | None:
-    """Return the order in which ``mine`` are the other run's; None where some are others."""
+def samples_of(mine: Sequence[int], its: Sequence[int], held: Mapping[Place, int]) -> Samples:
+    """Return the order in which ``mine`` are the other run's; as they are where some are others."""
     if set(mine) != set(its):
-        return None
+        return Samples(tuple(range(len(its))), held)
     places = {told: place for place, told in enumerate(mine)}
     return Samples(tuple(places[told] for told in its), held)
 
