@@ -438,7 +438,7 @@ class _Joining:
             worker, said = self._makers[key][0], self._recorded(key, "output.0")
             found = next((Lookup(axis) for axis, way in said.items() if way == MASKED), None)
             its, call = self._calls[worker], self._calls[worker].kept[key]
-            around = its.keys.get(call.parent if call.parent is not None else -1)
+            around = self._around(worker, call)
             rows = {name: its.rows[at] for name, at in call.rows.items()}
             module = its.kept[around].rows if around is not None and around[:2] == ("forward", "module") else {}
             if not said and key[:2] == ("forward", "api") and "output.0" in rows and "input.0" in module and around in self._makers:
@@ -449,18 +449,21 @@ class _Joining:
             self._lookups[key] = found
         return self._lookups[key]
 
+    def _around(self, worker: int, call: Call) -> Key | None:
+        return None if call.parent is None else self._calls[worker].keys.get(call.parent)
+
     def _placed(self, key: Key, name: str) -> Ways:
         return self._told.placed.get(self._digests(key, name), {})
 
     def _own_rows(self, key: Key, name: str, held: Mapping[int, Piece], lookup: Lookup) -> dict[int, Piece] | None:
         """Return what ranks looked up of their own rows, or the places of these in the whole."""
         words, weights = dict[int, Piece](), dict[int, Piece]()
+        said = "input.0" if lookup.local else lookup.words
         for worker in held:
             its = self._calls[worker]
-            around = its.keys[its.kept[key].parent or 0] if lookup.local else key
-            said = "input.0" if lookup.local else lookup.words
+            around = self._around(worker, its.kept[key]) if lookup.local else key
             for pieces, at, slot in ((words, around, said), (weights, key, lookup.weight)):
-                piece = self._piece(worker, at, slot) if slot in its.kept[at].rows else None
+                piece = self._piece(worker, at, slot) if at is not None and slot in its.kept[at].rows else None
                 if piece is not None:
                     pieces[worker] = piece
         return own_rows(held, self._geometry, lookup, words, weights, places=name == lookup.words)
