@@ -63,6 +63,21 @@ def test_pieces_are_put_together(tmp_path: Path, first: tuple, second: tuple, sa
     assert f"note: the layouts differ ({said})" in result.sentence
 
 
+@pytest.mark.parametrize(("cut", "said"), [(True, False), (False, True)])
+def test_a_module_that_is_cut_by_hand_is_of_another_class(tmp_path: Path, cut: bool, said: bool) -> None:
+    """`ColumnParallelLinear` in place of `Linear` is no other setting; of a module that every rank holds whole the class is."""
+    weight, x = np.arange(1, 9, dtype=np.float32).reshape(4, 2), np.ones((3, 2), np.float32)
+    runs = []
+    for kind, parts in (("Linear", [weight]), ("Column", np.split(weight, 2) if cut else [weight, weight])):
+        run = Recording(parts="stats digest tensor")
+        for rank, held in enumerate(parts):
+            run.call(kind, {"input.0": x, "param.weight": held}, [x @ held.T], level="module", scope="up", rank=rank)
+        settings = {"modules": {"": {"class": "M"}, "up": {"class": kind, "bias": True}}}
+        runs.append(run.write(tmp_path / kind, world_size=len(parts), settings=settings))
+    result = compare(*runs)
+    assert (result.verdict, "class of up" in result.sentence) == ("aligned", said), result.sentence
+
+
 def _grid(directory: Path, order: tuple[int, int] = (0, 1), together: str = "") -> Path:
     """A run of four ranks: neighbours cut a weight, those that stand 2 apart the batch; no mesh says so."""
     run = Recording(parts="stats digest tensor")

@@ -20,14 +20,14 @@ from trueup.comparison.layout.gradients import Slots, weights_in
 from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.joining import JOINED, Earlier, Step, join
 from trueup.comparison.layout.pieces import Piece, Way
-from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates, renamed
+from trueup.comparison.layout.standing import MICRO, Renames, Standing, Updates, cut_by_hand, renamed
 from trueup.comparison.normalise.translated import Translated
 from trueup.foundation.facts.arguments import decoded, ranks_of
 from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.mapping import Mapping as Map
 from trueup.foundation.frameworks.trees import LIES, TIED
 from trueup.foundation.model import TrueupError
-from trueup.foundation.settings import list_of, names_held
+from trueup.foundation.settings import list_of, modules_of, names_held
 from trueup.foundation.store import Capture
 
 KEPT = 2
@@ -172,6 +172,15 @@ class Joined(Translated):
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:  # noqa: ARG002
         """Return the call stacks of the first rank."""
         return self.original.sites(min(self.original.ranks))
+
+
+def forget_classes(first: Joined, second: Joined) -> None:
+    """Forget the settings of modules whose weights one run cuts by hand, where the layouts make them of other classes."""
+    one, other = (modules_of(run.ranks[0]) for run in (first, second))
+    for name in cut_by_hand((first.standing, second.standing)) & one.keys() & other.keys():
+        if one[name].get("class") != other[name].get("class"):
+            for run in (first, second):
+                del run.ranks[0]["settings"]["modules"][name]
 
 
 def added(text: str | None) -> list[int]:

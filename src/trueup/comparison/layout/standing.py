@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from trueup.comparison.layout.calls import Calls, calls_of, plain, tops, trained
+from trueup.comparison.layout.described import UNNAMED
 from trueup.comparison.layout.geometry import Geometry, by_groups
 from trueup.comparison.layout.losses import begun
 from trueup.comparison.layout.pieces import Array, Way, in_order
@@ -142,6 +143,16 @@ def updates_of(standings: Sequence[Standing], captures: Sequence[Capture]) -> Up
 def tied_of(captures: Sequence[Capture]) -> dict[str, str]:
     """Return weights that are another one in a run, by name, each with that one's; stages hold copies of it."""
     return {name: other for capture in captures for rank in capture.ranks.values() for name, other in tied_in(rank).items()}
+
+
+def cut_by_hand(standings: Sequence[Standing]) -> frozenset[str]:
+    """Return the modules of whose weights one of two runs holds less: they are of another class, as `ColumnParallelLinear` in place
+    of `Linear`. Nothing where a mesh says which weights are cut, for then the class is the same."""
+    first, second = (one.sizes for one in standings)
+    if any(not axis.startswith(UNNAMED) for one in standings for axis in one.ranks.axes):
+        return frozenset()
+    both = (name for name in first.keys() & second.keys() if 0 not in (first[name], second[name]))
+    return frozenset(name.rpartition(".")[0] for name in both if first[name] != second[name])
 
 
 def _updated(read: Calls, manifest: Mapping[str, Any], renames: Renames) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ from trueup.comparison.layout.described import layout_of
 from trueup.comparison.layout.geometry import by_groups, geometry_of
 from trueup.comparison.layout.gradients import Off, between, off, staying
 from trueup.comparison.layout.inferring import CLOSE, Apart, distance
-from trueup.comparison.layout.joined import Joined, added, undeclared
+from trueup.comparison.layout.joined import Joined, added, forget_classes, undeclared
 from trueup.comparison.layout.losses import near, reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
@@ -76,10 +76,13 @@ def joined(captures: tuple[Capture, Capture], shards: str | Path | None = None) 
     if (unknown[0], cuts[0]) <= (unknown[1], cuts[1]):
         second = Joined(captures[1], standings[1], first, told, partial, updates, tied)
         again = _unknown_of(first) > 0 or _disagree(first, second)
-        return (Joined(captures[0], standings[0], second, told, partial, updates, tied) if again else first), second
-    first = Joined(captures[0], standings[0], second, told, partial, updates, tied)
-    again = _unknown_of(second) > 0 or _disagree(second, first)
-    return first, (Joined(captures[1], standings[1], first, told, partial, updates, tied) if again else second)
+        first = Joined(captures[0], standings[0], second, told, partial, updates, tied) if again else first
+    else:
+        first = Joined(captures[0], standings[0], second, told, partial, updates, tied)
+        again = _unknown_of(second) > 0 or _disagree(second, first)
+        second = Joined(captures[1], standings[1], first, told, partial, updates, tied) if again else second
+    forget_classes(first, second)
+    return first, second
 
 
 def _unknown_of(run: Joined) -> int:
