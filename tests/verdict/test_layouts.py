@@ -17,7 +17,7 @@ from trueup.analysis.audit import check
 from trueup.comparison.layout.calls import _closed, _looked_up, _moves, _prepared, _sending, _serving
 from trueup.comparison.layout.declaring import load
 from trueup.comparison.layout.geometry import Geometry, geometry_of
-from trueup.comparison.layout.gradients import off, staying
+from trueup.comparison.layout.gradients import by_pieces, off, staying
 from trueup.comparison.layout.inferring import Apart, Slot, Told, _of_pieces, _through_views, way_along
 from trueup.comparison.layout.joined import undeclared
 from trueup.comparison.layout.losses import begun, how_of, reduced, totals, weights
@@ -458,6 +458,29 @@ def test_pieces_of_what_a_function_cuts(tmp_path: Path) -> None:
     assert compare(two, _by_sequence(tmp_path / "off", 4, 1.1)).verdict == "deviates"
 
 
+def _by_heads(directory: Path, world: int, turned: int = 0) -> Path:
+    """Heads are exchanged for places between the ranks and back, as in Ulysses; a piece is as long as a head is wide."""
+    run, x = Recording(parts="stats digest tensor"), np.random.default_rng(0).normal(size=(2, 4, 8, 4)).astype(np.float32)
+    for rank in range(world):
+        count = np.arange(8 // world)
+        places, mine = count + rank * len(count), np.split(x, world, axis=2)[rank]
+        run.call("torch.arange", [], [count], level="api", rank=rank, arguments={"end": len(count)})
+        run.call("torch.Tensor.add", [count], [places], level="api", rank=rank, arguments={"other": rank * len(count)})
+        run.call("Model", {"input.0": mine, "input.1": places}, [2 * mine], level="module", rank=rank)
+        heads = np.split(np.roll(x, turned, axis=1), world, axis=1)[rank]
+        run.call("lib.Swap.apply", [mine], [heads], level="api", rank=rank)
+        run.call("torch.Tensor.mul", [heads.copy()], [2 * heads], level="api", rank=rank)
+        back = np.split(np.roll(2 * x, turned, axis=1), world, axis=2)[rank]
+        run.call("lib.Swap.apply", [2 * heads], [back], level="api", rank=rank)
+    return run.write(directory, world_size=world)
+
+
+def test_heads_that_are_exchanged_for_places(tmp_path: Path) -> None:
+    two, four = _by_heads(tmp_path / "two", 2), _by_heads(tmp_path / "four", 4)
+    assert [compare(*pair).verdict for pair in ((two, four), (four, two))] == ["aligned"] * 2
+    assert compare(two, _by_heads(tmp_path / "turned", 4, turned=1)).verdict == "deviates"
+
+
 def test_the_inside_of_what_autograd_does_not_see() -> None:
     def row(seq: int, op: str, parent: int | None, phase: str = "forward", level: str = "api") -> dict[str, object]:
         return {"seq": seq, "level": level, "phase": phase, "op": op, "parent": parent}
@@ -587,6 +610,18 @@ def test_gradients_of_some_weights_are_no_proof() -> None:
     assert off({"a": first, "b": second}, {"a": first}, {}) is None
     found = off({"a": first, "b": second}, {"a": twice}, {})
     assert [(one.weights, round(one.ratio, 3)) for one in found or ()] == [(("a",), 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [((2, 2, 2, 3, 3, 3), True), ((2, 2, 2, 2, 2, 2), False), ((2, 2, 3, 3, 3, 3), False), ((2, 2, 2, 3, 2, 3), False)],
+)
+def test_factors_of_each_piece_of_a_flat_buffer(factors: tuple[int, ...], found: bool) -> None:
+    """Three weights of which two ranks hold halves, the second torn."""
+    whole = np.random.default_rng(0).normal(size=24).astype(np.float32)
+    wrong = whole * np.repeat(np.array(factors, np.float32), 4)
+    first, second = (dict(zip("abc", _parts(*np.split(held, 3)), strict=True)) for held in (whole, wrong))
+    assert [round(one, 5) for one in by_pieces(off(first, second, {}) or [], second, 2)] == ([2, 3] if found else [])
 
 
 def test_a_tied_weight_and_its_copy_have_one_gradient() -> None:

@@ -13,9 +13,10 @@ from torch import nn
 
 import trueup
 from trueup.comparison.layout.pieces import Piece
-from trueup.comparison.result.micro_batches import _alone, with_lost
+from trueup.comparison.result.micro_batches import _alone, lost, with_lost
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.optimizer_updates import passes
+from trueup.foundation.store import open_capture
 from verdict.captures import Recording, normal, part
 
 LEVELS = {"api": ["module", "api"], "all": None}
@@ -141,3 +142,25 @@ def test_ranks_that_go_backward_once_each_are_not_read_for_what_is_lost() -> Non
     """That would take a megabyte a rank."""
     result, capture = SimpleNamespace(culprits=[SimpleNamespace(step=0)]), SimpleNamespace(ranks={0: {}, 1: {}})
     assert with_lost(result, (capture, capture), {0: 2}, "") is result  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [((), ""), ((2,), "micro-batch 3 of 3, whose"), ((0, 1), "micro-batches 1, 2 of 3, whose"), ((0, 1, 2), "")],
+)
+def test_a_stage_that_makes_no_gradients_of_a_micro_batch(tmp_path: Path, skipped: tuple[int, ...], said: str) -> None:
+    """Of none at all it is frozen. First the stages are asked for their shapes, with the first micro-batch."""
+    run = Recording(parts="stats digest tensor")
+    for rank, scope in enumerate(("first", "second")):
+        for batch in (-1, 0, 1, 2):
+            x = np.full((2, 2), 10.0 * max(batch, rank - 1) + 3 * rank, np.float32)
+            given = {"input.0": x, "param.weight": np.full((2, 2), rank + 1, np.float32)}
+            forward = run.call("Linear", given, [x + 3], level="module", scope=scope, rank=rank)
+            if rank or (batch >= 0 and batch not in skipped):
+                back = {"phase": "backward", "level": "module", "scope": scope, "rank": rank, "forward": forward}
+                run.call("Linear", {"grad_output.0": x}, {"grad_input.0": x + batch}, **back)
+            if batch >= 0 and rank == 0:
+                run.call("torch.distributed.recv", [], [x + 3 + batch], level="api", phase="collective", rank=0)
+    told = lost(open_capture(run.write(tmp_path / "run", world_size=2)), 0)
+    assert said in told
+    assert bool(said) == bool(told)

@@ -120,6 +120,27 @@ def off(baseline: Gradients, candidate: Gradients, tied: Mapping[str, str]) -> l
     return [Off((), ratio, abs(ratio - 1))] if abs(ratio - 1) > OFF else []
 
 
+def by_pieces(wrong: Sequence[Off], held: Gradients, count: int) -> list[float]:
+    """Return by which factors the gradients ``held`` are off in so many equal pieces of a flat buffer, if each is by its own: those
+    of weights that lie in one piece are off alike, and a weight that lies in two is no multiple. Nothing of others."""
+    ends = dict(zip(held, itertools.accumulate(one.numel for one in held.values()), strict=True))
+    total, torn, found = max(ends.values(), default=0), 0, dict[int, float]()
+    for one in wrong:
+        if len(one.weights) != 1:
+            return []
+        size = held[one.weights[0]].numel
+        middle = ends[one.weights[0]] - size / 2
+        off_edge = abs(middle - total * max(1, round(middle * count / total)) / count) / size  # padding moves edges by little
+        if not math.isfinite(one.ratio):
+            torn += 1
+        elif abs(one.ratio - found.setdefault(int(middle * count / total), one.ratio)) > FACTOR * abs(one.ratio):
+            return []
+        if off_edge > 0.5 if not math.isfinite(one.ratio) else off_edge < 0.25:
+            return []
+    factors = [found[n] for n in range(count) if n in found]
+    return factors if len(factors) == count > torn and max(factors) - min(factors) > FACTOR * max(map(abs, factors)) else []
+
+
 def _with_copies(mine: Gradients, its: Gradients, tied: Mapping[str, str]) -> Gradients:
     """Return a run's gradients, those of a tied weight also under the other name that the other run has for it."""
     return {**mine, **{name: mine[tied[name]] for name in its.keys() - mine.keys() if tied.get(name) in mine}}

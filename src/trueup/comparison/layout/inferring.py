@@ -229,7 +229,12 @@ def _of_sequence(
     shapes = list(zip(piece.shape, whole.shape, strict=True)) if whole is not None and len(whole.shape) == len(piece.shape) else []
     fits = [n for n, (mine, its) in enumerate(shapes) if mine != its and mine * total == its * length]
     dim = next((n for n in at if n in fits and piece.shape[n] == length), fits[0] if fits else None)
+    if dim is None and not varies and piece.shape == (length,) != (total,) and whole is None and _counts(piece):
+        told.guessed[slot.key, slot.name] = ()  # places of each piece, before anybody adds where it begins
+        dim = 0
     if dim is None and (whole is None or whole.shape != piece.shape) and varies:
+        if (found := _exchanged(axis, groups, slot, held, told)) is not None:
+            return found
         some = [n for n in at if piece.shape[n] == length]
         if len(some) > 1:  # as many heads as places
             told.guessed[slot.key, slot.name] = ()
@@ -238,6 +243,20 @@ def _of_sequence(
     if dim is None:
         return _unknown(axis, groups, slot, held, told) if varies else REPLICATED
     return replace(order, dim=dim, outer=max(1, piece.shape[dim] // length))
+
+
+def _exchanged(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapping[int, Piece], told: Told) -> Way | None:
+    """Return how a tensor lies where heads are exchanged for places: what a function makes whole in the dimension in which what it
+    is given is cut, is cut in another, as its bytes show; and what holds these bytes, or is made element by element of them."""
+    piece = held[groups[0][0]]
+    for name in slot.inputs:
+        given, way = told.joined.get((slot.key, name)), told.ways.get((slot.key, name), {}).get(axis)
+        if given is None or way is None or way.kind != "sharded" or len(given.shape) != len(piece.shape):
+            continue
+        if piece.shape[way.dim] == given.shape[way.dim] and (found := _of_pieces(groups, slot, held, told)) is not None:
+            return found
+    same = told.lies.get((*(one.digest for one in slot.pieces.values()), str(piece.shape)), {}).get(axis)
+    return same or _alike(axis, slot, piece, told)
 
 
 def _counts(piece: Piece) -> bool:

@@ -35,7 +35,6 @@ from trueup.foundation.store import Capture
 JOINED = "joined"
 """Name of the segment that bytes put together lie in; no file has it."""
 
-
 NO_SLOT: tuple[Key, str] = (("", "", "", "", 0), "")
 
 LEFT_OUT: dict[str, Any] = {}
@@ -400,7 +399,8 @@ class _Joining:
     def _know_way(self, its: Slot, axis: str, way: Way) -> None:
         """Remember how bytes lie that no rank has whole, for slots that hold the same."""
         if way.kind != "replicated" and None not in (digests := tuple(one.digest for one in its.pieces.values())):
-            self._told.lies.setdefault(digests, {})[axis] = way
+            for at in (digests, (*digests, str(self._told.shapes[its.key, its.name]))):
+                self._told.lies.setdefault(at, {})[axis] = way
 
     def _counting(self, its: Slot, held: dict[int, Piece]) -> dict[int, Piece]:
         """Settle how a number that ranks make of their own data makes that of one process; return what each contributes to it."""

@@ -20,7 +20,7 @@ from trueup.comparison.layout.losses import near, reduced
 from trueup.comparison.layout.pieces import REPLICATED, Way
 from trueup.comparison.layout.standing import MICRO, standing_of, tied_of, updates_of
 from trueup.comparison.result.micro_batches import lost
-from trueup.comparison.result.of_pieces import counts_piece, encloses, is_unplaced
+from trueup.comparison.result.of_pieces import counts_piece, each_scaled, encloses, is_unplaced
 from trueup.comparison.result.summary import SCHEMA, count, summarise
 from trueup.comparison.result.sums import doubts_of_sums, odd_sums, travelled
 from trueup.foundation.facts.criteria import Criterion
@@ -365,11 +365,10 @@ def _of_gradients(sides: tuple[Joined, Joined]) -> tuple[list[Finding], str]:
 
 def _lost_in(step: int, sides: tuple[Joined, Joined]) -> Finding | None:
     """Return the finding of a step whose optimizer is given one micro-batch's gradients alone, in the candidate and not in the
-    baseline."""
+    baseline; or gradients that each rank scales by itself."""
     told = lost(sides[1], step)
-    if not told or lost(sides[0], step):
-        return None
-    return _of_factor(Off((), math.nan, math.nan), step, sides[1], cause=told)
+    told = told if told and not lost(sides[0], step) else each_scaled(step, sides)
+    return _of_factor(Off((), math.nan, math.nan), step, sides[1], cause=told) if told else None
 
 
 def _given_otherwise(sides: tuple[Joined, Joined]) -> Finding | None:

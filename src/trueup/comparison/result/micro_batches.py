@@ -7,7 +7,8 @@
 
 Each micro-batch's backward returns a term of a weight's gradient; ranks that reduce it make the sum or the mean of all of theirs.
 Held against the terms of each micro-batch, all ranks' put together, what the optimizer reads is a multiple of one of them, and that
-of no other. The sum of several terms that are none of one another's multiples is a multiple of none.
+of no other. The sum of several terms that are none of one another's multiples is a multiple of none. In a pipeline a stage that
+makes no gradient of a micro-batch shows by its calls: the next stage, which read what it made, sends it the gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trueup.comparison.layout.standing import MICRO, standing_of
 from trueup.foundation.model import Result
 from trueup.foundation.store import Capture
 from trueup.foundation.words.sentence import verdict_lines
-from trueup.foundation.words.setup_sentence import one_micro_batch
+from trueup.foundation.words.setup_sentence import not_gone_through, one_micro_batch
 
 FEWEST = 8
 """Elements of a gradient from which on it is held against terms: two random directions of 8 dimensions are within an angle of
@@ -60,8 +61,11 @@ def with_lost(result: Result, captures: tuple[Capture, Capture], passes: Mapping
 
 
 def lost(capture: Capture, step: int) -> str:
-    """Say of a run that its optimizer is given the gradients of one micro-batch alone in a step; empty where it is not."""
+    """Say of a run that in a step its optimizer is given the gradients of one micro-batch alone, or that a stage of a pipeline goes
+    backward through fewer than the next; empty of others."""
     run = capture if isinstance(capture, Joined) else Joined(capture, standing_of(capture, geometry_of(capture)))
+    if run.standing.stages and (told := _not_gone_through(run.original, step)):
+        return told
     if MICRO not in run.workers.axes or (0, step) not in run.sizes:
         return ""
     held = run.step(step)
@@ -82,6 +86,49 @@ def lost(capture: Capture, step: int) -> str:
     if len(which) != 1 or -1 in which:
         return ""
     return one_micro_batch([name for _, name in found.values()], which.pop() + 1, run.standing.passes)
+
+
+def _not_gone_through(capture: Capture, step: int) -> str:
+    """Say of a pipeline that a rank does not go backward through a micro-batch whose gradient a rank sends that went on from it.
+    Where stages are asked for their shapes first, with a micro-batch that comes again, some go backward then, and send nothing."""
+    calls = {rank: _modules(capture, rank, step) for rank in capture.ranks}
+    for rank, mine in calls.items():
+        came = {row["digest"] for row in capture.records(["digest"], rank=rank, step=step, phase="collective").to_pylist()} - {None}
+        behind = [one for other, its in calls.items() if other != rank for one in its if one.back & came]
+        read = {told for one in behind for told in one.given}
+        done = {told for one in mine if one.back for told in one.made}
+        heads: dict[tuple[str, str], list[_Module]] = {}
+        for one in mine:
+            if one.made & read and (one.back or not one.made & done):
+                heads.setdefault(one.head, []).append(one)
+        for sent in heads.values():
+            missing = [n + 1 for n, one in enumerate(sent) if not one.back]
+            if missing and len(missing) < len(sent):
+                return not_gone_through(rank, missing, len(sent))
+    return ""
+
+
+@dataclasses.dataclass
+class _Module:
+    """A forward call of a module: the bytes that it is given and makes, and those of its backward, if one goes through it."""
+
+    head: tuple[str, str]
+    given: set[str] = dataclasses.field(default_factory=set)
+    made: set[str] = dataclasses.field(default_factory=set)
+    back: set[str | None] = dataclasses.field(default_factory=set)
+
+
+def _modules(capture: Capture, rank: int, step: int) -> list[_Module]:
+    found: dict[int, _Module] = {}
+    columns = ["seq", "phase", "scope", "op", "slot", "digest", "forward_seq"]
+    for row in capture.records(columns, rank=rank, step=step, level="module").to_pylist():
+        if row["phase"] == "forward":
+            one = found.setdefault(row["seq"], _Module((row["scope"], row["op"])))
+            if row["digest"] is not None and row["slot"].startswith(("input.", "output.")):
+                (one.given if row["slot"].startswith("input.") else one.made).add(row["digest"])
+        elif row["phase"] == "backward" and row["forward_seq"] in found:
+            found[row["forward_seq"]].back.add(row["digest"])
+    return list(found.values())
 
 
 def _by_micro_batch(run: Joined, ways: Ways, pieces: Mapping[int, Piece]) -> list[Piece]:

@@ -1,9 +1,11 @@
-"""Findings of joined runs that are no faults: what differs is how ranks hold the pieces."""
+"""What pieces say of joined runs: findings that are no faults, what differs is how ranks hold them; and factors of their own."""
 
 from __future__ import annotations
 
+from trueup.comparison.layout.gradients import by_pieces, off
 from trueup.comparison.layout.joined import Joined
 from trueup.foundation.model import Finding
+from trueup.foundation.words.setup_sentence import scaled_apart
 
 GIVEN = ("input.", "param.", "grad_output.")
 
@@ -27,6 +29,14 @@ def encloses(module: Finding, found: Finding) -> bool:
     """Tell whether a culprit is a module inside of which ranks do not agree on something: it makes what follows from that."""
     inside = not module.scope or found.scope == module.scope or found.scope.startswith(f"{module.scope}.")
     return inside and module.level == "module" and (module.phase, module.step) == (found.phase, found.step)
+
+
+def each_scaled(step: int, sides: tuple[Joined, Joined]) -> str:
+    """Say that each rank multiplies its piece of a flat buffer of gradients by a factor of its own; empty where none does."""
+    mine, its = (side.gradients.get(step, {}) for side in sides)
+    wrong, ranks = off(mine, its, sides[1].tied) or [], sides[1].standing.ranks
+    found = (by_pieces(wrong, its, ranks.size(axis)) for axis in ranks.axes if sides[1].standing.flat)
+    return next((scaled_apart(factors) for factors in found if factors), "")
 
 
 def _key(finding: Finding) -> tuple[str, str, str, str, int]:

@@ -261,6 +261,24 @@ def one_micro_batch(names: Sequence[str], which: int, count: int) -> str:
     )
 
 
+def scaled_apart(factors: Sequence[float]) -> str:
+    """Say by which factors the gradients are off that ranks give the optimizer, one after the other."""
+    told = ", ".join(f"{one:.3f}" for one in factors[:4]) + (" …" if len(factors) > 4 else "")
+    return (
+        f"the gradients that the optimizer is given are off by another factor on each rank, in their order {told}: each scales its "
+        "piece by itself, as where it clips by the norm of that piece alone"
+    )
+
+
+def not_gone_through(rank: int, which: Sequence[int], count: int) -> str:
+    """Say that a stage of a pipeline makes no gradients of some of its micro-batches; ``which`` count from 1."""
+    batches, its = ("micro-batch", "its") if len(which) == 1 else ("micro-batches", "their")
+    return (
+        f"rank {rank} does not go backward through {batches} {', '.join(map(str, which))} of {count}, whose gradient the next "
+        f"stage sends: {its} gradients are missing in what the optimizer is given"
+    )
+
+
 def travels(dtype: str, ranks: int, where: str, makes: float) -> str:
     """Say of sums over ranks that their terms travel in a narrower dtype than in the other run, and what that makes."""
     place = f" in {one_line(where)}" if where else ""
