@@ -444,6 +444,8 @@ def test_a_loss_s_own_setting_says_which_multiple_it_is() -> None:
     assert one.cause == "reduction of loss (CrossEntropy): mean in the baseline, sum in the candidate"
     (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], {}, {})
     assert one.cause.startswith("the loss is 4 times the baseline's")
+    (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], {}, {}, Seen(grown={0: 3.5}))
+    assert one.cause == "", "a number of which a loss is made"
 
 
 def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:

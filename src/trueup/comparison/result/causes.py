@@ -84,6 +84,7 @@ class Seen:
     reduced: str = ""  # that the loss is a mean in one run, a sum in the other
     losses: frozenset[str] = frozenset()  # operators that make the loss in one run alone
     times: float = 1.0  # how many times as large the candidate's loss is by these
+    grown: Mapping[int, float] = field(default_factory=dict)  # by step, how many times as large the recorded one is
     unlike: frozenset[str] = frozenset()  # names of the initial weights that differ
     lacking: str = ""  # which tensor one run alone gives a call of both
     defined: str = ""  # what two frameworks define in other ways in the optimizers
@@ -448,7 +449,8 @@ def _rounded(finding: Finding, roundoff: float) -> bool:
 
 
 def _scaled(finding: Finding, seen: Seen) -> str:
-    """Say of a single number that a call outside of modules makes whether it is a multiple of the baseline's."""
+    """Say of a single number that a call outside of modules makes, and that grew as the loss did, whether it is a multiple of the
+    baseline's."""
     if finding.scope or finding.kind != "region":  # an operator of both runs that doubles a number is at fault itself
         return ""
     if seen.reduced and one_line(finding.op) in seen.reduced:
@@ -466,7 +468,8 @@ def _scaled(finding: Finding, seen: Seen) -> str:
             off = SCALES + min(finding.error_in, NEAR)
             if seen.scaled and abs(times - seen.times) <= off * seen.times:
                 return seen.scaled
+            other = what == "loss" and abs(seen.grown.get(finding.step, times) - times) > NEAR * abs(times)
             for ratio, said in ((times, "{:,.0f} times"), (1 / times if times else 0.0, "1/{:,.0f} of")):
-                if round(ratio) > 1 and abs(ratio - round(ratio)) <= off * ratio < WHOLE:
+                if not other and round(ratio) > 1 and abs(ratio - round(ratio)) <= off * ratio < WHOLE:
                     return f"the {what} is {said.format(round(ratio))} the baseline's: {one_line(finding.op)}"
     return ""

@@ -172,9 +172,11 @@ class Assembly:
         losses = frozenset(map(str, made.facts[1])) if made is not None and made.why is Why.RUNS_ALONE else frozenset()
         dtypes = self.remarks.dtypes
         casting = settings_text([one for one in differing(first, second) if one.name in CASTING]) if dtypes is not None else ""
+        before, after = (overview.losses for overview in found.overviews[:2])
+        grown = {step: after[step] / loss for step, loss in before.items() if loss and step in after}
         seen = Seen(
             self.shown, self.beginnings.said, self.beginnings.weights, dtypes, casting, passes, counted, last,
-            self.alone.factors, scaled, reduced, losses, self.alone.times, self.beginnings.unlike, self.lacking.found,
+            self.alone.factors, scaled, reduced, losses, self.alone.times, grown, self.beginnings.unlike, self.lacking.found,
             "; ".join(self.frameworks.defined()),
         )  # fmt: skip
         none = not culprits
