@@ -244,7 +244,7 @@ def test_streams_of_one_structure_are_paired_at_a_glance_as_they_are_the_long_wa
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("other", [{"scope": "tail"}, {"phase": "backward"}, {"level": "api"}])
+@pytest.mark.parametrize("other", [{"scope": "tail"}, {"phase": "backward"}, {"level": "api"}, {"forward": 3}])
 def test_a_stream_that_differs_anywhere_is_not_like_another(other: dict[str, object]) -> None:
     baseline = layered().stream()
     assert not layered(**other).stream(like=baseline).is_like(baseline)

@@ -76,7 +76,7 @@ SHARED = (
     "shape", "numel", "value", "producer_seq", "producer_slot", "payload_segment",
 )  # fmt: skip
 """Columns that two runs of one structure hold alike."""
-_STRUCTURE = ("starts", "step", "phase", "level", "scope", "op", "slot", "shapes")
+_STRUCTURE = ("starts", "step", "phase", "level", "scope", "op", "slot", "shapes", "forward_seq")
 
 MOST_TEXT = 1 << 20
 MOST_STATE = 1 << 16
@@ -226,7 +226,8 @@ class CallColumns:
             self.producer[read], self.producer_slot[read] = self.seq[makers], self.slot[at]
 
     def is_like(self, other: CallColumns) -> bool:
-        """Whether both hold the same calls in the same order, with slots of the same names and shapes."""
+        """Whether both hold the same calls in the same order, each the backward of the same, with slots of the same names and
+        shapes."""
         return all(getattr(self, name) is getattr(other, name) for name in _STRUCTURE)
 
     @cached_property
