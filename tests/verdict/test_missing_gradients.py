@@ -79,6 +79,24 @@ def test_weights_that_one_optimizer_alone_updates(tmp_path: Path, level: list[st
     assert "AdamW parameters" in result.sentence.splitlines()[0]
 
 
+def test_a_weight_outside_of_layers_that_an_optimizer_is_not_given(tmp_path: Path) -> None:
+    for name in "ab":
+        torch.manual_seed(0)
+        layer, scale = nn.Linear(WIDTH, 4), nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([*layer.parameters(), *([scale] if name == "a" else [])], 0.1)
+        with trueup.capture(tmp_path / name, model=layer, detail="stats") as capture:
+            for step in range(2):
+                optimizer.zero_grad()
+                x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step))
+                (layer(x).square().mean() * torch.exp(-scale).sum() + scale.sum()).backward()
+                optimizer.step()
+                capture.step()
+    result = trueup.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "deviates"
+    assert "the candidate does not update neg(0): look for" in result.culprits[0].because
+    assert result.sentence.splitlines()[0] == "DEVIATES  SGD parameters: 3 in the baseline, 2 in the candidate"
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("cut", ["reentrant", "again"])
 def test_healthy_checkpoints_and_kernels_part_nowhere(tmp_path: Path, level: list[str] | None, cut: str) -> None:

@@ -104,15 +104,21 @@ def rewrite(streams: Sequence[Stream], captures: Sequence[Capture], steps: Numbe
 
 
 def _left_alone(names: set[str], stream: Stream, capture: Capture, step: int) -> set[str]:
-    """Return the parameters of these names that the next step's layers read as this one's did, bit by bit."""
+    """Return the parameters of these names that the next step's layers and functions read as this one's did, bit by bit."""
     steps = [step, next((one for one in capture.steps if one > step), NONE)]
     held: dict[str, set[tuple[int, object]]] = {name: set() for name in names}
-    its = capture.records(["step", "scope", "slot", "digest"], rank=stream.rank, step=steps, phase="forward", level="module")
+    its = capture.records(["step", "scope", "op", "slot", "digest"], rank=stream.rank, step=steps, phase="forward")
     for row in its.to_pylist():
-        name = f"{row['scope']}.{row['slot'].removeprefix('param.')}".removeprefix(".")
-        if name in held and row["slot"].startswith("param."):
+        if (name := _parameter(row["scope"], row["op"], row["slot"])) in held:
             held[name].add((row["step"], row["digest"]))
     return {name for name, rows in held.items() if {one for one, _ in rows} == {*steps} and len({data for _, data in rows}) == 1}
+
+
+def _parameter(scope: str, op: str, slot: str) -> str:
+    """Return ``encoder.fc.weight``, or where no layers were recorded the function that reads it: ``encoder.fc.linear(1)``."""
+    given = slot.removeprefix("input.").replace(".", ",")
+    name = slot.removeprefix("param.") if slot.startswith("param.") else f"{normalised(op)}({given})"
+    return ".".join(filter(None, [scope, name]))
 
 
 def _read_later(stream: Stream, capture: Capture) -> set[Place]:
@@ -396,20 +402,11 @@ class Optimizer:
                 continue
             inside = any((above, place) in readers for above in stream.around(call))
             readers.add((call, place))
-            name = self._parameter(k)
+            name = _parameter(stream.names.name(int(stream.scope[call])) or "", self._op(call), self._name(k))
             if not inside and place not in seen[name]:
                 found[place].append(f"{name}~{len(seen[name])}" if seen[name] else name)  # a function runs again with another
                 seen[name][place] = None
         return found
-
-    def _parameter(self, k: int) -> str:
-        """Return ``encoder.fc.weight``, or where no layers were recorded the function that reads it: ``encoder.fc.linear(1)``."""
-        stream, call = self.stream, int(self.stream.call[k])
-        scope, slot = stream.names.name(int(stream.scope[call])) or "", self._name(k)
-        if slot.startswith("param."):
-            return ".".join(filter(None, [scope, slot.removeprefix("param.")]))
-        given = slot.removeprefix("input.").replace(".", ",")
-        return ".".join(filter(None, [scope, f"{normalised(self._op(call))}({given})"]))
 
     def _op(self, call: int) -> str:
         return self.stream.names.names[int(self.stream.op[call])]
