@@ -95,7 +95,8 @@ class Readers:
             same = [stream.slots(int(stream.producers[n])).get(int(stream.producer_slot[n]), n) for n in given.tolist()]
         for other in (n for n in same if stream.call[n] != call):
             found += self.named(other) if not self._reads[other] else [other] if stream.call[other] > call else []
-        return list(dict.fromkeys(found))
+        own = {call, int(stream.parents[call]), *stream.inside(call).tolist()}  # a view itself reads what it shows
+        return [k for k in dict.fromkeys(found) if int(stream.call[k]) not in own]
 
     @cached_property
     def _reads(self) -> Array:

@@ -284,7 +284,7 @@ class Alignment:
 def same_slots(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> tuple[Numbers, Numbers, Numbers, list[int]]:
     """Pair the slots of pairs of calls with the same slot names in the same order. Return both sides' slots, the pair that each
     belongs to, and the pairs with other names or another order."""
-    if b is c and baseline.is_like(candidate) and len(b) == len(baseline):  # `_one_to_one`
+    if b is c and baseline.is_like(candidate) and len(b) == len(baseline):  # the n-th is the n-th
         slots = np.arange(len(baseline.slot))
         return slots, slots, baseline.call, []
     counts = baseline.starts[b + 1] - baseline.starts[b]

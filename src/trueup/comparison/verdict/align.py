@@ -163,7 +163,9 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     """Match the calls of two streams; what ``mapping`` says goes before anything that is found."""
     mapping, streams = mapping or Mapping(), (baseline, candidate)
     if mapping == Mapping() and baseline.is_like(candidate):
-        return _one_to_one(len(baseline))
+        # The n-th is the n-th: what all that follows finds where both sides hold the same calls in the same order.
+        nth, none = np.arange(len(baseline)), np.empty(0, np.int64)
+        return Alignment(nth, nth, none, none, np.zeros(len(nth), np.int8), {})
     keys = [(baseline.scope, baseline.matched_by), _told(candidate, mapping)]
     scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
     told = (scopes[1] != candidate.scope) | (ops[1] != candidate.op)
@@ -242,12 +244,6 @@ def _without_scopes(streams: tuple[Stream, Stream], scopes: list[Numbers]) -> li
     apart = np.isin(other.scope, loose) & ~np.isin(other.scope, np.r_[held, dump.scope])
     found[1 - side] = np.where(bare | apart, none, scopes[1 - side])
     return found
-
-
-def _one_to_one(count: int) -> Alignment:
-    """Match the n-th call with the n-th: what all that follows finds where both sides hold the same calls in the same order."""
-    calls, none = np.arange(count), np.empty(0, np.int64)
-    return Alignment(calls, calls, none, none, np.zeros(count, np.int8), {})
 
 
 def _by_bucket(

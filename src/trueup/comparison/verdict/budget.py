@@ -203,7 +203,10 @@ class Explanation:
             own = self.stored + self.ulps * self.unit * grown + declared
             carried, flipped = self._carried(norm, product, sharp)
             expected = own + carried + flipped + self._rounded_apart(carried)
-            nothing = self._of_nothing()
+            # What is exactly zero on the baseline (or has nothing finite) is explained whole or not at all: relative errors mean
+            # nothing there, and what is left where terms cancel is a rounding of the terms.
+            rounding = ~self._is("exact") & (self.outputs.absolute <= (self.stored + self.ulps * self.unit) * self.terms)
+            nothing = np.where(self.deviating | rounding, np.inf, 0.0)
             # A factor that all elements share may be rounded to a 16-bit or 8-bit dtype, once.
             coherent = self._storage_unit() + BIASED * self.unit * grown + declared + carried
         of = ((0.0, own), (nothing, expected), (0.0, declared), (np.inf, coherent))
@@ -284,12 +287,6 @@ class Explanation:
 
     def _storage_unit(self) -> Array:
         return np.where(self.coarse > SINGLE, self.coarse, 0.0)
-
-    def _of_nothing(self) -> Array:
-        """Explain outputs that are exactly zero on the baseline (or have nothing finite): all of them, or nothing. Relative
-        errors mean nothing there; what is left where terms cancel is a rounding of the terms."""
-        rounding = ~self._is("exact") & (self.outputs.absolute <= (self.stored + self.ulps * self.unit) * self.terms)
-        return np.where(self.deviating | rounding, np.inf, 0.0)
 
     def _grown(self, norm: Array, product: Product) -> Array:
         """Return how many times a row's units an output may be off, for its terms are larger than it is, at least 1."""

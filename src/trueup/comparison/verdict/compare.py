@@ -288,11 +288,11 @@ class Comparison:
             self.passes[part.step] = passes
             said = Why.PASSES(part.step, passes.baseline, passes.candidate, passes.sure)
             (self.notes if passes.sure else self.unexplained).append(said)
-        self.unexplained += [self._unseen(part, *found) for found in part.unexplained[:1]]
         if part.narrowed is not None:
             sides = zip(errors.streams, errors.slots, strict=True)
             first, second = (stream.dtype_of(int(slots[part.narrowed])) for stream, slots in sides)
             self.unexplained.append(Why.ROUNDS(part.reader(part.narrowed).key, second, first))
+        self.unexplained += [self._unseen(part, *found) for found in part.unexplained[:1]]
         if part.stale is not None:
             error = errors.distance(part.stale[0])
             self.unexplained.append(Why.STALE(error.slot, part.reader(part.stale[0]).key, error.relative, part.stale[1]))

@@ -124,7 +124,9 @@ class Exchange:
     def _contributions(self, spoken: Spoken, by_rank: dict[int, list[Given]], here: int) -> Told:
         """Return the first two members of whom it is not known what they gave, and the two whose input differs most."""
         unknown, errors = list[tuple[int, Reason]](), list[tuple[int, float]]()
-        if (members := _members(spoken)) is None:
+        root, ranks = (spoken.arguments.get(name) for name in ("root", "ranks"))
+        members = [root] if isinstance(root, int) and has(spoken.op, "from-root") else ranks_of(ranks)  # whose inputs are in it
+        if members is None:
             unknown = [(NONE, Why.NO_RANKS())]
         for member in members or ():
             given = by_rank.get(member, [])
@@ -201,12 +203,6 @@ def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[
     return level, what, str(sender), str(receiver), str(arguments.get("tag", 0))
 
 
-def _members(spoken: Spoken) -> list[int] | None:
-    """Return the ranks whose inputs make the result."""
-    root, ranks = (spoken.arguments.get(name) for name in ("root", "ranks"))
-    return [root] if isinstance(root, int) and has(spoken.op, "from-root") else ranks_of(ranks)
-
-
 def from_root(stream: Stream) -> Array:
     """Tell which calls hand something out from one rank to all."""
     return np.asarray(stream.during("collective") & stream.names.table(having("from-root"))[stream.op])
@@ -223,7 +219,8 @@ def use_of(stream: Stream, call: int) -> Use:
         return "handed out"
     if not _moves(stream, call):
         return "read"
-    readers = _readers(stream, call)
+    at = np.flatnonzero((stream.producer == stream.seq[call]) & (stream.call != call))
+    readers = list(distinct(stream.call[at[stream.names.table(is_input)[stream.slot[at]]]]).tolist())
     return "handed out" if _hands_out(stream, readers) else "read" if readers else "moved"
 
 
@@ -235,11 +232,6 @@ def _hands_out(stream: Stream, calls: list[int]) -> bool:
 def _root(stream: Stream, call: int) -> int | None:
     root = stream.given(call).get("root")
     return root if isinstance(root, int) else None
-
-
-def _readers(stream: Stream, call: int) -> list[int]:
-    at = np.flatnonzero((stream.producer == stream.seq[call]) & (stream.call != call))
-    return list(distinct(stream.call[at[stream.names.table(is_input)[stream.slot[at]]]]).tolist())
 
 
 def _moves(stream: Stream, call: int) -> bool:

@@ -93,7 +93,9 @@ class _Judge:
         unrecorded = dict.fromkeys(errors.pair[open_].tolist(), Reason(Why.UNRECORDED, (self.criterion.name,)))
         ties, open_choices = self._ties(outputs)
         granted.expected[ties] = np.inf
-        incomparable = self._not_compared() | unrecorded | open_choices
+        lost = np.flatnonzero(errors.outputs & np.isnan(errors.absolute)).tolist()
+        not_compared = {int(errors.pair[n]): errors.reasons.get(n, Reason(Why.UNMEASURED)) for n in lost}
+        incomparable = not_compared | unrecorded | open_choices
         over = excess(relative, granted.expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         unseen = over & ~explained & unmeasured[pair]
@@ -311,11 +313,6 @@ class _Judge:
             peak = np.fmax(np.abs(self.baseline.number("min")[k]), np.abs(self.baseline.number("max")[k]))
             apart = 2 * unit * peak / self.errors.norm[outputs]
         return np.where(known & np.isfinite(apart), apart, 0.0)
-
-    def _not_compared(self) -> dict[int, Reason]:
-        errors = self.errors
-        at = np.flatnonzero(errors.outputs & np.isnan(errors.absolute))
-        return {int(errors.pair[n]): errors.reasons.get(int(n), Reason(Why.UNMEASURED)) for n in at}
 
     def _one_sided(self) -> dict[int, Reason]:
         """Return calls of which one side has an output that the other lacks, and that is read: what nobody reads does no harm."""

@@ -59,7 +59,7 @@ def locate(
     regions = Regions(tree, loose, origins)
     parts = _parts(regions.flow, loose, criterion)
     Lasting(regions, criterion, parts).settle()
-    excused = Reconvergence(tree, regions, criterion, forced=forced)
+    excused = Reconvergence(tree, regions, criterion, rewired(tree), forced=forced)
     given = [pair for pair, arguments in verdicts.errors.arguments.items() if not equal_arguments(*arguments)]
     asked = dict.fromkeys([*np.flatnonzero(verdicts.ratio > criterion.suspect).tolist(), *given])
     found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
@@ -418,11 +418,12 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
 def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
     """Find calls that were given the result of another call than their counterparts."""
     found, errors = [], tree.verdicts.errors
-    for pair, entry in dict(reversed(rewired(tree))).items():  # the first of each call
+    for pair, entry in dict(reversed(excused.rewired)).items():  # the first of each call
         if not excused.pair(pair, errors.distance(entry).slot):
             sides, judged = zip(tree.streams, errors.slots, strict=True), tree.verdicts.at(pair)
-            makers = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
-            why = Why.READS(judged.call.candidate.key, *makers)
+            makers = [stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides]
+            alike = len({(maker.op, maker.scope) for maker in makers}) == 1
+            why = Why.READS(judged.call.candidate.key, *makers, *(maker.ordinal if alike else None for maker in makers))
             found.append(Suspect(judged, "argument", True, because=(why,), independent=True))
     for pair, entry, why in exchanged(tree):
         if not excused.pair(pair, errors.distance(entry).slot):

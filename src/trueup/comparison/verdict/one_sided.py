@@ -31,7 +31,7 @@ from trueup.comparison.graph.readers import with_inside
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.comparison.measures.measure import Distance, Measured
 from trueup.comparison.measures.thresholds import HALF
-from trueup.comparison.verdict.judged import SIDES, Judged, Suspect, Tree
+from trueup.comparison.verdict.judged import SIDES, Judged, Suspect, Tree, only_modules
 from trueup.comparison.verdict.parts import Parts
 from trueup.comparison.verdict.regions import Call, Region, Regions, explained, granted
 from trueup.comparison.verdict.rewritten import Reconvergence
@@ -61,6 +61,7 @@ def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
         made_of = regions.walk([(side, call)]).calls[side]
         part = not rewritten[side].isdisjoint(made_of) or any(read[1 - side] & _sources(tree, side, n) for n in made_of)
         read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
+        read_back |= bool(only_modules(stream) and tree.covering(call, side))  # by the module's own arithmetic, which is no call
         if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
             found.append((side, call))
     return found
@@ -340,7 +341,7 @@ def _users(tree: Tree, excused: Reconvergence, side: int, slot: str, k: int) -> 
     if is_gradient_of_step(slot):
         if slot.removeprefix("gradient.") not in other.left_alone.get(int(stream.step[stream.call[k]]), ()):
             return set()  # it may have been updated there by what a damaged capture lacks, or be tied to another
-        return {(side, int(stream.call[k]))} if made != NONE else set()
+        return {(side, int(stream.call[k]))} if made != NONE or excused.readers[side].parts(k) else set()
     found = set()
     for reader in excused.read_by[side](k) if is_gradient_of_input(slot) else ():
         pair = int(tree.pairs[side][stream.call[reader]])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, numbered
+from trueup.comparison.measures.measure import same_shapes
 from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED, HALF
 from trueup.comparison.verdict.judged import Tree
 from trueup.comparison.verdict.one_sided import computes
@@ -69,18 +70,20 @@ def rewired(tree: Tree) -> list[tuple[int, int]]:
     Both makers agree with their counterparts, by far more than what is read differs, or the baseline's runs only later in the
     candidate. Only where every call that computes had a counterpart so far: else the runs may write one formula in two ways."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
-    apart = np.flatnonzero(errors.inputs & (errors.absolute > 0))
+    relative = np.where(same_shapes(errors), np.where(errors.absolute > 0, errors.relative, 0.0), np.inf)
+    apart = np.flatnonzero(errors.inputs & (relative > 0))
     if not len(apart) or tree.is_foreign:
         return []
+    lost = list(verdicts.incomparable)
     sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
     made = [pairs[stream.producers[slots[apart]]] for pairs, stream, slots in sides]
     pair = errors.pair[apart]
-    at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1])
+    at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1]) & ~np.isin(made, lost).any(axis=0)
     at &= tree.streams[1].during("forward", "optimizer")[errors.calls[1][pair]]
-    at &= verdicts.error_out[pair] > verdicts.own[pair]
+    at &= (verdicts.error_out[pair] > verdicts.own[pair]) | np.isin(pair, lost)
     later = errors.calls[1][made[0]] > errors.calls[1][pair]
     before = np.maximum(np.where(later, 0.0, verdicts.error_out[made[0]]), verdicts.error_out[made[1]])
-    at &= errors.relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
+    at &= relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
     for stream, calls, alone in zip(tree.streams, errors.calls, tree.unmatched, strict=True) if at.any() else ():
         first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)
         at &= stream.seq[calls[pair]] < first

@@ -43,10 +43,11 @@ MOST_CALLS = 100_000
 
 
 class Reconvergence:
-    """What of one rank and step is excused; ``forced``: with another run's inputs, so what differs goes no further by itself."""
+    """What of one rank and step is excused; ``forced``: with another run's inputs, so what differs goes no further by itself;
+    ``rewired``: the pairs that read another call's result, and the entries by which they do."""
 
-    def __init__(self, tree: Tree, regions: Regions, criterion: Criterion, *, forced: bool = False) -> None:
-        self.tree, self.regions, self.criterion = tree, regions, criterion
+    def __init__(self, tree: Tree, regions: Regions, criterion: Criterion, rewired: list[tuple[int, int]], *, forced: bool) -> None:
+        self.tree, self.regions, self.criterion, self.rewired = tree, regions, criterion, rewired
         self.never = forced or tree.is_foreign or bool(criterion.limits)
         """Of another tool or framework it is not known who reads what, and limits know of no rounding."""
         self.readers = regions.flow
@@ -124,6 +125,22 @@ class Reconvergence:
     def _links(self) -> list[bool]:
         """Whether each side goes backward and functions were recorded, which tell whose backward is whose."""
         return [bool((stream.during("backward") & stream.of_level("api")).any()) for stream in self.tree.streams]
+
+    @cached_property
+    def astray(self) -> set[int]:
+        """Pairs that differ by what one of `rewired` was given in place of another result, unless an eighth is left of that: they
+        are no reason for others to differ, but belong to the formula, whose parts may have changed places."""
+        errors, found = self.tree.verdicts.errors, set[int]()
+        pending = [(pair, float(errors.relative[entry]) / CHANCE) for pair, entry in self.rewired]
+        while pending:
+            pair, least = pending.pop()
+            made = self.entries(pair)[1]
+            if pair in found or not float(errors.relative[made].max(initial=0.0)) > least:
+                continue
+            found.add(pair)
+            readers = {int(self.tree.streams[1].call[n]) for k in made for n in self.read_by[1](int(errors.slots[1][k]))}
+            pending += [(its, least) for its in self.tree.pairs[1][sorted(readers)].tolist() if its != NONE]
+        return found
 
     @cached_property
     def gradients_agree(self) -> bool:
@@ -237,14 +254,14 @@ class Reconvergence:
         """Yield the results of a call that it made and that do not agree, who reads each, whether it is lost: written by both runs
         into what lasts, and whether nobody reads it in either."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
-        made = [k for k in stream.slots_of(call, is_output).tolist() if k not in agree and not self.readers[side].was_there(k)]
-        readers = {k: self.read_by[side](k) for k in made}
+        outputs = stream.slots_of(call, is_output).tolist()
+        readers = {k: self.read_by[side](k) for k in outputs if k not in agree and not self.readers[side].was_there(k)}
         new = not has(stream.names.names[int(stream.op[call])], "in-place")
+        read = new and any(map(self.read_by[side], outputs))  # then what nobody reads is a by-product: `min` has places and values
         for k, its in readers.items():
             slot = stream.names.names[stream.slot[k]]
-            left = new and any(readers.values()) and is_returned(slot)  # a by-product: the values that `min` has beside places
             lasts = new and not alone and slot.startswith("output.") and not is_returned(slot)
-            unread = not its and not left and not alone  # of a call that one side alone has it is said elsewhere
+            unread = not (its or alone or (read and is_returned(slot)))  # of a call that one side alone has it is said elsewhere
             lost = lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
             # In a training, what is behind a result that no gradient came to is the rest; elsewhere such a result is the run's.
             result = unread and not lasts and slot.startswith("output.") and self._links[side] and not self.backwards[side](call)
@@ -361,7 +378,7 @@ class _Walk:
                 pair = int(self.tree.pairs[side][producer])
                 if producer == NONE or producer in self.calls[side]:
                     continue
-                if pair == NONE or (self.of.differs(pair) and self.of.by_chance(pair)):
+                if pair == NONE or pair in self.of.astray or (self.of.differs(pair) and self.of.by_chance(pair)):
                     self._absorb(side, producer)
 
     def _agrees(self, n: int) -> bool:

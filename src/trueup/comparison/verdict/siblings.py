@@ -116,20 +116,15 @@ def narrowed(tree: Tree) -> int | None:
     # What rounds in a forward, and not by calls inside it; a backward has the dtypes of its forward.
     rounds = ~tree.verdicts.criterion.exact[tree.verdicts.rows] & tree.leaves
     made = errors.outputs & (rounds & streams[1].during("forward", "recompute")[errors.calls[1]])[errors.pair]
-    if not (made & coarse).any() or _enters(tree, coarse):
+    unmade = [stream.producer[slots] == NONE for stream, slots in zip(streams, errors.slots, strict=True)]
+    enters = errors.inputs & coarse & unmade[0] & unmade[1]  # weights or data: then all of it is in another precision
+    if not (made & coarse).any() or enters.any():
         return None
     stream, calls, size = streams[1], errors.calls[1][errors.pair], len(streams[1].names.names)  # which another thread adds to
     kind = (stream.op[calls] * size + stream.level[calls]) * size + stream.phase[calls]
     some = np.isin(kind, kind[made & fine & ~coarse]) | _reads_cast(tree, coarse)[errors.pair]
     found = np.flatnonzero(made & coarse & some & ~_hands_on(tree, coarse)[errors.pair])
     return int(found[0]) if len(found) else None
-
-
-def _enters(tree: Tree, coarse: Array) -> bool:
-    """Tell whether weights or data are of a coarser dtype in the candidate: then all of it is in another precision."""
-    errors = tree.verdicts.errors
-    first, second = (stream.producer[slots] == NONE for stream, slots in zip(tree.streams, errors.slots, strict=True))
-    return bool((errors.inputs & coarse & first & second).any())
 
 
 def _reads_cast(tree: Tree, coarse: Array) -> Array:

@@ -89,7 +89,7 @@ class Why(Enum):
     UNREAD = auto()  # call
     MADE_ALONE = auto()  # side, operator
     STEPS_AGAIN = auto()  # side
-    READS = auto()  # call, who made what it reads in the baseline, in the candidate
+    READS = auto()  # call, who made what it reads in the baseline, in the candidate; which calls, of one that made both
     READS_OTHER = auto()  # its key, that of the call that made what it reads on both sides, as which result there, and here
     SOME_MOVED = auto()  # weights that were updated differently, of how many
     ALL_MOVED = auto()  # how many weights

@@ -94,7 +94,8 @@ WORDS = {
     Why.READS_OTHER: "{0:place} reads {2} of {1:place} in the baseline, {3} of it in the candidate",
     Why.MADE_ALONE: "it reads what {1} made, which only the {0} runs",
     Why.STEPS_AGAIN: "the {0} steps the optimizer again without going backward in between",
-    Why.READS: "{0:place} reads the result of {1:place} in the baseline, of {2:place} in the candidate",
+    Why.READS: "{0:place} reads the result of {3:?call #{3} of }{1:place} in the baseline, of {4:?call #{4} of }{2:place} in the "
+    "candidate",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
     "done to them differ",
     Why.ALL_MOVED: "all {0} weights were updated differently: the optimizer, its settings, or all gradients differ",
