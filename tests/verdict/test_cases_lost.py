@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -129,6 +131,21 @@ def test_a_lost_part_of_the_records(runs: dict[str, Path], tmp_path: Path) -> No
     else:
         assert result.verdict == "inconclusive", result.sentence
         assert parts[-1].name in told(result)
+
+
+def test_records_that_end_within_a_call_are_no_backward_that_ends_there(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Of a call in the backward the part before has what it is given, and what it makes was in the part that is lost."""
+    folder = shutil.copytree(runs["twin"], tmp_path / "candidate") / "rank-00000" / "step-000000"
+    parts = sorted(folder.glob("records-*.parquet"))
+    table = pa.concat_tables(map(pq.read_table, parts), promote_options="permissive")
+    rows = table.select(["phase", "level", "scope", "slot"]).to_pylist()
+    wanted = {"phase": "backward", "level": "module", "scope": "transformer.h.0.mlp.act", "slot": "grad_input.0"}
+    for part in parts:
+        part.unlink()
+    pq.write_table(table.slice(0, rows.index(wanted)), folder / "records-0000.parquet")
+    (folder / "records-0001.parquet").write_bytes(b"PAR1")
+    result = trueup.compare(runs["baseline"], tmp_path / "candidate")
+    assert (result.verdict, "records-0001.parquet" in told(result)) == ("inconclusive", True), result.sentence
 
 
 @pytest.mark.parametrize("longer", ["baseline", "candidate"])

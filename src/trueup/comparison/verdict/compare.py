@@ -65,8 +65,8 @@ class Comparison:
         self.ranks, self.steps = self.overlap.ranks, self.overlap.steps
         self.notes: list[Said] = list(self.overlap.notes)  # what there is to know of the captures and parts, whatever the verdict
         self.uncompared = not self.overlap.is_whole  # whether something of one run was not compared: never aligned then
-        alone = all(len(capture.ranks) == 1 for capture in self.captures)
-        self.origins = {rank: Origins(alone) for rank in self.ranks}
+        alone, lost = all(len(capture.ranks) == 1 for capture in self.captures), any(capture.lost for capture in self.captures)
+        self.origins = {rank: Origins(alone, parted=lost) for rank in self.ranks}  # what a capture lost is nothing that a run lacked
         self.exchange = Exchange(dict.fromkeys(self.ranks), limited=bool(criterion.limits))
         recorded = [(keeps_all(capture.root.get("config")), capture.steps[0] == self.steps[0]) for capture in self.captures]
         self.recorded = [{rank: Recorded(*facts) for rank in self.ranks} for facts in recorded]
