@@ -66,7 +66,7 @@ class Comparison:
         self.notes: list[Said] = list(self.overlap.notes)  # what there is to know of the captures and parts, whatever the verdict
         self.uncompared = not self.overlap.is_whole  # whether something of one run was not compared: never aligned then
         alone, lost = all(len(capture.ranks) == 1 for capture in self.captures), any(capture.lost for capture in self.captures)
-        self.origins = {rank: Origins(alone, parted=lost) for rank in self.ranks}  # what a capture lost is nothing that a run lacked
+        self.origins = {rank: Origins(alone, parted=lost) for rank in self.ranks}  # what a capture lost no run lacked
         self.exchange = Exchange(dict.fromkeys(self.ranks), limited=bool(criterion.limits))
         recorded = [(keeps_all(capture.root.get("config")), capture.steps[0] == self.steps[0]) for capture in self.captures]
         self.recorded = [{rank: Recorded(*facts) for rank in self.ranks} for facts in recorded]
