@@ -360,7 +360,7 @@ FAULTS: dict[str, Fault] = {
     "drifted": Fault(Drifted, "dense", "pytorch/pytorch#160169", (MUST,), True),
     "same-masks": Fault(SameMasks, "dense", "NVlabs/stylegan2-ada-pytorch#127", ("drew the same mask",), True),
     "other-scales": Fault(OtherScales, "dense", "pytorch/pytorch#136009", ("when the optimizer runs",), True),
-    "same-data": Fault(SameData, "dense", "NVlabs/LongLive#71", ("given the same data", "given the same samples"), True),
+    "same-data": Fault(SameData, "dense", "NVlabs/LongLive#71", ("given the same data", "given some samples several times"), True),
     "undivided": Fault(Undivided, "dense", "huggingface/transformers#37766", (TWICE,)),
     "last-only": Fault(LastOnly, "dense", "allenai/open-instruct#1498", ("micro-batch",)),
     "loss-divided": Fault(LossDivided, "dense", "pytorch/pytorch#98501", (HALF,)),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from trueup.comparison.layout.inferring import Apart
 from trueup.comparison.layout.pieces import Piece
 from trueup.comparison.layout.samples import Batch, Samples, reordered
 from trueup.comparison.result.comparing import compare
+from trueup.comparison.result.layouts import _of_unreduced
 
 from .captures import Array, Recording
 
@@ -87,8 +91,17 @@ def test_samples_that_several_ranks_are_given(tmp_path: Path, order: list[list[i
     total, some = sum(map(len, order)), len({one for mine in order for one in mine})
     result = compare(_trained(tmp_path / "whole", [range(total)]), _trained(tmp_path / "cut", order))
     assert result.verdict == "deviates"
-    said = f"ranks 0, 1 are given the same samples: input.0 of up holds {some} of the baseline's {total} samples"
-    assert said in result.culprits[0].cause, result.sentence
+    said = "ranks 0, 1 are given some samples several times, and others not at all: input.0 of up holds "
+    assert result.culprits[0].cause == f"{said}{some} of the baseline's {total}", result.sentence
+
+
+def test_what_picks_samples_is_no_culprit_before_them() -> None:
+    """The call that makes the data is another on each rank, and comes first."""
+    apart = Apart("samples", ("forward", "module", "", "Model", 0), "input.0", 0, 5, "ranks", (0, 1), 0.0, "2 of the baseline's 3")
+    run: Any = SimpleNamespace(apart=[apart])
+    for scope, step, made in (("", 0, True), ("", 1, False), ("up", 0, False)):
+        finding: Any = SimpleNamespace(step=step, phase="forward", scope=scope, op="torch.randint")
+        assert _of_unreduced(finding, run) == made
 
 
 def test_other_samples_are_no_other_order(tmp_path: Path) -> None:

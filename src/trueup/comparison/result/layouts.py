@@ -246,11 +246,13 @@ def _gradient(one: Apart, run: Joined) -> str | None:
 
 def _of_unreduced(finding: Finding, run: Joined) -> bool:
     """Tell whether a culprit made what ranks are wrong about where it is read: a gradient that was not reduced, of which one rank
-    has no whole; or places."""
+    has no whole; places; or, outside of the model, the samples that they are given."""
     some = [one for one in run.apart if one.step == finding.step]
     if finding.phase == "backward":
         made = [one.made[0] for one in some if one.kind == "replicas" and one.made is not None]
         return any((key[0], key[2]) == (finding.phase, finding.scope) for key in made)
+    if not finding.scope and any(one.kind == "samples" for one in some):
+        return True
     return "arange" in finding.op and any(one.kind == "places" for one in some)
 
 

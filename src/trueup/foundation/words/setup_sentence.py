@@ -200,7 +200,7 @@ def same_masks(where: str, ranks: Sequence[int]) -> str:
 def same_samples(slot: str, where: str, ranks: Sequence[int], some: str) -> str:
     """Say that ranks are given some samples of the batch again and again, and others not at all."""
     which = f"{ranks_text(ranks)} are given" if len(ranks) > 1 else f"{ranks_text(ranks)} is given"
-    return f"{which} the same samples: {one_line(slot)} of {one_line(where)} holds {some} samples, some of them several times"
+    return f"{which} some samples several times, and others not at all: {one_line(slot)} of {one_line(where)} holds {some}"
 
 
 def same_places(slot: str, where: str, ranks: Sequence[int]) -> str:
