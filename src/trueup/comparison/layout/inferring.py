@@ -156,14 +156,7 @@ def way_along(axis: str, groups: Sequence[Sequence[int]], slot: Slot, held: Mapp
         return _flattened(axis, Way("sharded", 0), slot, piece, told)
     before = told.ways.get(slot.forward, {}).get(axis) if slot.backward and slot.forward is not None else None
     if not varies and not (before is not None and before.kind == "partial" and axis in told.data and piece.numel == 1):
-        longer = None if whole is None or slot.placed else _longer(piece, whole, size, told, data=axis in told.data)
-        if longer is None:
-            return REPLICATED
-        if _counts(piece) and whole is not None and _counts(whole):
-            told.apart.append(Apart("places", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(groups[0]), 0.0))
-        elif whole is not None and slot.key[:2] == ("forward", "module") and slot.name.startswith("input."):
-            _look_at_samples(axis, [held[rank] for rank in groups[0]], longer, slot, whole, told)
-        return Way("sharded", longer)
+        return _of_equal(axis, groups[0], slot, held, whole, told)
     if (known := told.placed.get(placed)) is not None and axis in known:
         way = known[axis]
         return way if way.kind != "replicated" else _odd(axis, groups, slot, held, told)
@@ -285,11 +278,27 @@ def _of_one_batch(whole: Piece, piece: Piece, told: Told) -> Piece:
     return Piece(whole.dtype, (piece.shape[0], *whole.shape[1:]))
 
 
-def _look_at_samples(axis: str, pieces: Sequence[Piece], dim: int, slot: Slot, whole: Piece, told: Told) -> None:
-    """Say where ranks, which are given the same, are given some of the other run's samples, and none of them the others."""
-    made = put_together(pieces, Way("sharded", dim))
-    both = None if made is None else samples_in(made, whole, Batch(dim))
-    if both is not None and (some := repeated(*both)):
+def _of_equal(
+    axis: str, group: Sequence[int], slot: Slot, held: Mapping[int, Piece], whole: Piece | None, told: Told
+) -> Way:  # fmt: skip
+    """Return how a slot lies of which all ranks hold the same. Say where each should have its own: places, or samples."""
+    piece = held[group[0]]
+    if whole is None or slot.placed or (dim := _longer(piece, whole, len(group), told, data=axis in told.data)) is None:
+        return REPLICATED
+    way = Way("sharded", dim)
+    if _counts(piece) and _counts(whole):
+        told.apart.append(Apart("places", slot.key, slot.name, told.step, slot.seq, axis, slot.ranks(group), 0.0))
+    elif slot.key[:2] == ("forward", "module") and slot.name.startswith("input."):
+        made = put_together([held[rank] for rank in group], way)
+        if made is not None and (both := samples_in(made, whole, Batch(dim))) is not None:
+            say_repeated(both, axis, slot, told)
+    return way
+
+
+def say_repeated(both: tuple[Sequence[int], Sequence[int]], axis: str, slot: Slot, told: Told) -> None:
+    """Say where ranks are given some of the other run's samples again and again, and others not at all; ``both``: what tells the
+    samples of this run and of that."""
+    if some := repeated(*both):
         odd = slot.ranks(slot.pieces)
         told.apart.append(Apart("samples", slot.key, slot.name, told.step, slot.seq, axis, odd, 0.0, some))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from trueup.comparison.layout.calls import LEVELS, Call, Calls, Key, calls_of, in_passes, plain
 from trueup.comparison.layout.described import part_in
 from trueup.comparison.layout.gradients import given, read_by
-from trueup.comparison.layout.inferring import Apart, Guessed, Slot, Told, Ways, know_padding, way_along
+from trueup.comparison.layout.inferring import Apart, Guessed, Slot, Told, Ways, know_padding, say_repeated, way_along
 from trueup.comparison.layout.inner import Inner
 from trueup.comparison.layout.lookups import Lookup, lookup_in, own_rows
 from trueup.comparison.layout.losses import how_of, totals, weights
@@ -23,7 +23,7 @@ from trueup.comparison.layout.order import Made, Order, made_by
 from trueup.comparison.layout.padding import is_padded, unpadded
 from trueup.comparison.layout.pieces import AVERAGE, MASKED, SUM, Array, Piece, Statistics, Way, put_together, scaled, way_in
 from trueup.comparison.layout.rows import columns_of, nothing_known, piece_of, records_of, statistics_of
-from trueup.comparison.layout.samples import Batch, Place, batch_in, reordered, repeated, samples_in, samples_of
+from trueup.comparison.layout.samples import Batch, Place, batch_in, reordered, samples_in, samples_of
 from trueup.comparison.layout.standing import MICRO, Standing, Updates, renamed
 from trueup.comparison.layout.stated import flat_order, stated_in
 from trueup.comparison.layout.updates import STEPPING, by_weight, flat_in, order_of, tied_in, updated_in
@@ -34,7 +34,6 @@ from trueup.foundation.store import Capture
 
 JOINED = "joined"
 """Name of the segment that bytes put together lie in; no file has it."""
-
 NO_SLOT: tuple[Key, str] = (("", "", "", "", 0), "")
 
 LEFT_OUT: dict[str, Any] = {}
@@ -301,14 +300,10 @@ class _Joining:
             return None, {}
         held = {one: piece for one, piece in pieces.items() if piece is not None}
         known = self._recorded(call.key, name)
-        placed, lookup = bool(known), self._lookup(call.key)
-        if lookup is not None and name in ("output.0", lookup.words if lookup.local else ""):
-            if (own := self._own_rows(call.key, name, held, lookup)) is None:
-                return None, LEFT_OUT
-            held, known = own, known | {lookup.axis: Way("partial")}
-            self._told.looked_up.add((call.key, name))
-        elif MASKED in known.values():
+        placed = bool(known)
+        if (looked_up := self._looked_up(call.key, name, held, known)) is None:
             return None, LEFT_OUT
+        held, known = looked_up
         its_whole = self._told.other.get((call.key, name))
         if name.startswith("param.") and not first.numel and its_whole is not None and its_whole.numel:
             return None, LEFT_OUT  # let go of, and gathered once the module runs (ZeRO 3)
@@ -361,8 +356,7 @@ class _Joining:
         told, at = self._told, (its.key, its.name)
         other = told.other.get(at)
         if other is not None and is_padded(piece.shape, other.shape, told.padded):
-            bare = unpadded(piece, other)
-            if bare is None:
+            if (bare := unpadded(piece, other)) is None:
                 return None
             piece = bare
         data = told.data - told.sequence.keys()
@@ -372,15 +366,14 @@ class _Joining:
         else:
             told.batch[at] = batch
             axes = [n for n, axis in enumerate(self._geometry.axes) if axis in data]
-            places = self._geometry.coordinates
-            pieces = {tuple(places[one][n] for n in axes): its.pieces[one] for one in its.pieces}
+            pieces = {tuple(self._geometry.coordinates[one][n] for n in axes): held for one, held in its.pieces.items()}
         if batch is None or batch.dim >= len(piece.shape) or its.fixed:  # ranks that have other samples may cut weights, too (FSDP)
             return piece
         given = told.samples is None and not its.backward and its.name.startswith("input.")
         if given and other is not None and (both := samples_in(piece, other, batch)) is not None:
             told.samples = samples_of(*both, {place: one.shape[batch.dim] for place, one in pieces.items()})
-            if pieces and (some := repeated(*both)):
-                told.apart.append(Apart("samples", *at, told.step, its.seq, "", its.ranks(its.pieces), 0.0, some))
+            if pieces:
+                say_repeated(both, "", its, told)
         if told.samples is None or not told.samples.moved:
             return piece
         made = reordered(pieces, piece, batch, told.samples)
@@ -444,8 +437,8 @@ class _Joining:
             if not said and key[:2] == ("forward", "api") and "output.0" in rows and "input.0" in module and around in self._makers:
                 given = {name: row for name, row in rows.items() if name.startswith("input.") and row["shape"] is not None}
                 words, made = its.rows[module["input.0"]]["shape"], rows["output.0"]["shape"]
-                ways = functools.partial(self._placed, key)
-                found = lookup_in(given, made, words, ways) if words is not None and made is not None else None
+                if words is not None and made is not None:
+                    found = lookup_in(given, made, words, functools.partial(self._placed, key))
             self._lookups[key] = found
         return self._lookups[key]
 
@@ -455,8 +448,12 @@ class _Joining:
     def _placed(self, key: Key, name: str) -> Ways:
         return self._told.placed.get(self._digests(key, name), {})
 
-    def _own_rows(self, key: Key, name: str, held: Mapping[int, Piece], lookup: Lookup) -> dict[int, Piece] | None:
-        """Return what ranks looked up of their own rows, or the places of these in the whole."""
+    def _looked_up(self, key: Key, name: str, held: dict[int, Piece], known: Ways) -> tuple[dict[int, Piece], Ways] | None:
+        """Return what ranks looked up of their own rows, or the places of these in the whole, and how that lies; another slot as it
+        is. None where it is left out."""
+        lookup = self._lookup(key)
+        if lookup is None or name not in ("output.0", lookup.words if lookup.local else ""):
+            return None if MASKED in known.values() else (held, known)
         words, weights = dict[int, Piece](), dict[int, Piece]()
         said = "input.0" if lookup.local else lookup.words
         for worker in held:
@@ -466,7 +463,10 @@ class _Joining:
                 piece = self._piece(worker, at, slot) if at is not None and slot in its.kept[at].rows else None
                 if piece is not None:
                     pieces[worker] = piece
-        return own_rows(held, self._geometry, lookup, words, weights, places=name == lookup.words)
+        if (own := own_rows(held, self._geometry, lookup, words, weights, places=name == lookup.words)) is None:
+            return None
+        self._told.looked_up.add((key, name))
+        return own, known | {lookup.axis: Way("partial")}
 
     def _look_at_masks(self, slot: Slot) -> None:
         """Say where ranks that have different data dropped the same elements."""

@@ -81,11 +81,10 @@ def reordered(pieces: Mapping[Place, Piece], made: Piece, batch: Batch, samples:
     each, rest = divmod(made.shape[dim], len(samples.order) * outer)
     if rest or any(piece.shape[dim] != each * outer * samples.held.get(place, 0) for place, piece in pieces.items()):
         return None
+    if (load := made.load) is None:
+        return made  # statistics of all samples do not depend on their order
     once = (np.array(samples.order)[:, None] * each + np.arange(each)).reshape(-1)
     rows = (np.arange(outer)[:, None] * len(once) + once).reshape(-1)
-    load = made.load
-    if load is None:
-        return made  # statistics of all samples do not depend on their order
 
     def part(start: int, stop: int) -> Array:
         if dim:

@@ -121,8 +121,7 @@ def with_ranks(result: Result, sides: tuple[Joined, Joined], layouts: str) -> Re
     over = _over_pieces(sides[1]) if result.verdict != "aligned" and not found else None
     found = found if over is None else [over]
     of_baseline = [finding_of(first, sides[0]) for first in _firsts(sides[0].apart)]
-    before = [one for one in result.culprits if not found or (_place(one) < _place(found[0]) and not _of_unreduced(one, sides[1]))]
-    before = [one for one in before if not found or not encloses(one, found[0])]
+    before = [one for one in result.culprits if not found or _comes_before(one, found[0], sides[1])]
     before = [one for one in before if over is None or one.phase == "forward"]  # what follows from the sum is read by it, too
     most = max((one.victims for one in result.culprits), default=result.counts["deviates"])
     found = [dataclasses.replace(one, victims=most) for one in found]
@@ -242,6 +241,11 @@ def _gradient(one: Apart, run: Joined) -> str | None:
         return None
     (_, _, scope, op, _), slot = one.made
     return f"{scope or op} ({slot.removeprefix('grad_')})"
+
+
+def _comes_before(finding: Finding, found: Finding, run: Joined) -> bool:
+    """Tell whether a culprit is there before ranks do not agree on something, and not because of that."""
+    return _place(finding) < _place(found) and not _of_unreduced(finding, run) and not encloses(finding, found)
 
 
 def _of_unreduced(finding: Finding, run: Joined) -> bool:
